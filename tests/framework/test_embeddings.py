@@ -293,8 +293,8 @@ def test_each_text_is_cut_to_the_context_and_the_lost_tokens_are_counted(tmp_pat
     long = " ".join(WORDS[:20])
     setup = Setup("bert", make_rows(40), tmp_path)
     config = load_config(settings()).config
-    encoder = build_row_tokenizer(config, tokenizer=setup.tokenizer, context_length=16)
-    example = encoder.encode({"question": "w1 w2", "vector": long, "vector.other": "w3"}, key="a")
+    row_tokenizer = build_row_tokenizer(config, tokenizer=setup.tokenizer, context_length=16)
+    example = row_tokenizer.encode({"question": "w1 w2", "vector": long, "vector.other": "w3"}, key="a")
     begin, *words, end = setup.tokenizer(long)["input_ids"]
     texts = [setup.tokenizer(text)["input_ids"] for text in ("w1 w2", "w3")]
     assert example.input_ids == [*texts[0], begin, *words[:14], end, *texts[1]]

@@ -187,7 +187,7 @@ def predicted(name: str) -> dict[str, Any]:
     parts = PredictionParts(
         config=plan,
         generator=LocalGenerator(lm),
-        encoder=RowTokenizer(Formatter(plan, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+        row_tokenizer=RowTokenizer(Formatter(plan, tokenizer=lm.tokenizer, labels={}, retriever=None)),
         decoder=Decoder(plan, labels={}),
         generation=GenerationOptions({}),
         max_new_tokens=20,

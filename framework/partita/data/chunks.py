@@ -79,23 +79,23 @@ class EncodedChunk:
     """Whether the loss spans of an example are branches; False without examples."""
 
 
-class ChunkEncoder:
+class ChunkTokenizer:
     """Validate and tokenize rows; can be pickled for worker processes."""
 
-    def __init__(self, encoder: RowTokenizer, *, max_row_tokens: int | None = None) -> None:
-        """Create an encoder; an example above `max_row_tokens` tokens is left out, and its row is bad."""
-        self.encoder = encoder
+    def __init__(self, row_tokenizer: RowTokenizer, *, max_row_tokens: int | None = None) -> None:
+        """Store the settings; an example above `max_row_tokens` tokens is left out, and its row is bad."""
+        self.row_tokenizer = row_tokenizer
         self.max_row_tokens = max_row_tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"encoder": self.encoder, "max_row_tokens": self.max_row_tokens}
+        return {"row_tokenizer": self.row_tokenizer, "max_row_tokens": self.max_row_tokens}
 
     @cached_property
     def schema(self) -> "RowSchema":
         """The marshmallow schema of a row."""
         from partita_schema.rows import row_schema
 
-        return row_schema(self.encoder.formatter.config, supervised=True)
+        return row_schema(self.row_tokenizer.formatter.config, supervised=True)
 
     @cached_property
     def unknown(self) -> int | None:
@@ -103,7 +103,7 @@ class ChunkEncoder:
 
         Byte-level tokenizers encode all text: some name their end token as the unknown one.
         """
-        tokenizer = self.encoder.formatter.tokenizer
+        tokenizer = self.row_tokenizer.formatter.tokenizer
         token: int | None = getattr(tokenizer, "unk_token_id", None)
         return None if token == getattr(tokenizer, "eos_token_id", None) else token
 
@@ -113,7 +113,7 @@ class ChunkEncoder:
 
         raw, bad = parsed(chunk.rows)
         num_unreadable = len(bad)
-        keys, expander = list(chunk.keys), self.encoder.expander
+        keys, expander = list(chunk.keys), self.row_tokenizer.expander
         expanded_rows = [
             (index, number, *row)
             for index in raw
@@ -122,7 +122,7 @@ class ChunkEncoder:
         checked = check_rows(self.schema, [row for *_, row in expanded_rows])
         bad |= {expanded_rows[number][0]: reasons for number, reasons in checked.bad.items()}
         good = [expanded_rows[number] for number in checked.clean]
-        encoded = self.encoder.encode_rows(list(checked.clean.values()), [key for *_, key, _ in good])
+        encoded = self.row_tokenizer.encode_rows(list(checked.clean.values()), [key for *_, key, _ in good])
         examples: list[tuple[int, int, Example]] = []
         for (index, number, *_), example in zip(good, encoded, strict=True):
             if isinstance(example, RowError):

@@ -95,7 +95,7 @@ class DataLoader:
             )
             self._loader = setup.open()
         self._ledger = setup.ledger
-        self._tokenizer: PreTrainedTokenizerFast = setup.encoder.formatter.tokenizer
+        self._tokenizer: PreTrainedTokenizerFast = setup.row_tokenizer.formatter.tokenizer
         self._restarts_epoch = config.data.resume == "restart_epoch"
         self._steps: Generator[GlobalBatch] | None = None
         self._started = False
@@ -258,7 +258,7 @@ def training_setup(
     data = open_run_data(config, folder=folder, dataset=dataset)
     if data.training is None:
         raise DataError("there are no training rows; write data.source in the file, or pass a dataset")
-    encoder = configured_row_tokenizer(
+    row_tokenizer = configured_row_tokenizer(
         config,
         data.training,
         tokenizer,
@@ -266,11 +266,11 @@ def training_setup(
         labels=find_labels(config, data.training),
         context_length=context_length,
     )
-    rows = tokenized_rows(data, encoder, ledger, ranks=process_group.world_size)
+    rows = tokenized_rows(data, row_tokenizer, ledger, ranks=process_group.world_size)
     return LoaderSetup(
         config=config,
         rows=rows,
-        encoder=encoder,
+        row_tokenizer=row_tokenizer,
         ledger=ledger,
         size=rows.shape.with_tokens(BatchSize(rows=size, origin="file", device="none")),
         batches_per_step=process_group.world_size,

@@ -108,27 +108,27 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     supervised = config.trains or has_answers(rows, config)
     schema = row_schema(config, supervised=supervised)
     labels = find_labels(config, rows if supervised else None)
-    encoder = configured_row_tokenizer(config, rows, folder=folder, labels=labels, supervised=supervised)
+    row_tokenizer = configured_row_tokenizer(config, rows, folder=folder, labels=labels, supervised=supervised)
     first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))
     formats = formats_of(some, config)
     if supervised:
-        first, some = expanded(first, encoder.expander), expanded(some, encoder.expander)
-    shown = preview_rows(first.select(range(min(count, len(first)))), encoder, schema, supervised=supervised)
-    measured = preview_rows(some, encoder, schema, supervised=supervised)
+        first, some = expanded(first, row_tokenizer.expander), expanded(some, row_tokenizer.expander)
+    shown = preview_rows(first.select(range(min(count, len(first)))), row_tokenizer, schema, supervised=supervised)
+    measured = preview_rows(some, row_tokenizer, schema, supervised=supervised)
     return Preview(
         rows=tuple(shown),
         lengths=np.array([row.tokens for row in measured if not row.reasons]),
         num_rows=len(rows),
         left_out=Counter([*(row.reasons[0] for row in measured if row.reasons), *(row.reason for row in rows.bad)]),
-        limit=None if config.output_features[0].has_pairs else encoder.max_length,
-        chat=encoder.formatter.chat and formats != ("segments",),
+        limit=None if config.output_features[0].has_pairs else row_tokenizer.max_length,
+        chat=row_tokenizer.formatter.chat and formats != ("segments",),
         supervised=supervised,
         head=None if config.has_answer_texts else target_in_words(config.head_output),
-        mode=mode_of(encoder, formats),
+        mode=mode_of(row_tokenizer, formats),
         formats=formats,
         files=tuple(files_found(config, folder=folder, dataset=dataset)),
         streamed=data.streams is not None,
-        chunk_length=encoder.chunk_length,
+        chunk_length=row_tokenizer.chunk_length,
     )
 
 
@@ -160,20 +160,20 @@ def formats_of(rows: Rows, config: Config) -> tuple[str, ...]:
     return tuple(name for name, _ in names.most_common() if name is not None)
 
 
-def mode_of(encoder: RowTokenizer, formats: Sequence[str]) -> str:
+def mode_of(row_tokenizer: RowTokenizer, formats: Sequence[str]) -> str:
     """Return how dialogues become rows; empty for other rows."""
-    expander = encoder.expander
+    expander = row_tokenizer.expander
     if expander is None:
-        return "last_turn" if encoder.formatter.config.dialogue_input is not None else ""
+        return "last_turn" if row_tokenizer.formatter.config.dialogue_input is not None else ""
     return "packed_dialogue" if tuple(formats) == ("segments",) and expander.packs_segments else expander.mode
 
 
-def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: bool) -> list[PreviewRow]:
+def preview_rows(rows: Rows, row_tokenizer: RowTokenizer, schema: Any, *, supervised: bool) -> list[PreviewRow]:
     """Return rows as the model sees them, in order.
 
     Args:
         rows: The rows.
-        encoder: Tokenizes the rows.
+        row_tokenizer: Tokenizes the rows.
         schema: The marshmallow schema of a row.
         supervised: Whether the rows hold answers.
     """
@@ -181,11 +181,11 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
     previews = {index: PreviewRow(rows.key(index), reasons=reasons) for index, reasons in checked.bad.items()}
     indices = list(checked.clean)
     clean, keys = list(checked.clean.values()), [rows.key(index) for index in indices]
-    tokenizer = encoder.formatter.tokenizer
+    tokenizer = row_tokenizer.formatter.tokenizer
     if supervised:
-        config = encoder.formatter.config
+        config = row_tokenizer.formatter.config
         output = config.head_output
-        for index, key, row, example in zip(indices, keys, clean, encoder.encode_rows(clean, keys), strict=True):
+        for index, key, row, example in zip(indices, keys, clean, row_tokenizer.encode_rows(clean, keys), strict=True):
             if not isinstance(example, Example):
                 previews[index] = PreviewRow(key, reasons=(str(example),))
             elif output is None or config.scores_answers:
@@ -194,7 +194,7 @@ def preview_rows(rows: Rows, encoder: RowTokenizer, schema: Any, *, supervised: 
             else:
                 previews[index] = row_of_head(example, tokenizer, target=output.answer_text(row[output.name]))
     else:
-        for index, prompt in zip(indices, encoder.encode_prompts(clean, keys), strict=True):
+        for index, prompt in zip(indices, row_tokenizer.encode_prompts(clean, keys), strict=True):
             reasons = (prompt.error,) if prompt.error else ()
             piece = PreviewSpan(prompt.text, False)
             previews[index] = PreviewRow(prompt.key, (piece,), len(prompt.input_ids), reasons=reasons)
@@ -282,19 +282,19 @@ def make_report(config: Config, *, folder: Path, dataset: Any = None) -> LedgerR
     if without:
         raise DataError(f"the {without[0]} rows have no answers, so none of them could be learned or scored")
     labels = find_labels(config, first)
-    encoder = configured_row_tokenizer(config, first, folder=folder, labels=labels)
+    row_tokenizer = configured_row_tokenizer(config, first, folder=folder, labels=labels)
     with TemporaryDirectory() as scratch:
         ledger = Ledger(Path(scratch), max_bad_rows=1.0)
         for split, rows in splits.items():
             if split != TRAINING:
                 rows = rows_with_known_labels(rows, config, labels, ledger=ledger, split=split)
             if split != TRAINING or not config.trains:
-                answers = build_eval_rows(rows, encoder.expander, config, labels, ledger=ledger, split=split)
+                answers = build_eval_rows(rows, row_tokenizer.expander, config, labels, ledger=ledger, split=split)
                 expanded_rows = answers.learned
             else:
-                expanded_rows = expanded(rows, encoder.expander)
+                expanded_rows = expanded(rows, row_tokenizer.expander)
             ledger.leave_out_unreadable(expanded_rows.bad, split=split)
-            for start, encoded in encoded_chunks(expanded_rows, encoder, options=config.data.loader, chunk=1000):
+            for start, encoded in encoded_chunks(expanded_rows, row_tokenizer, options=config.data.loader, chunk=1000):
                 note_chunk(expanded_rows, start, encoded, ledger, split=split)
         ledger.save()
         return read_report(Path(scratch))

@@ -77,7 +77,7 @@ class TokenCache:
     def encode(
         self,
         rows: Rows,
-        encoder: RowTokenizer,
+        row_tokenizer: RowTokenizer,
         *,
         ledger: Ledger,
         split: str = "training",
@@ -89,7 +89,7 @@ class TokenCache:
 
         Args:
             rows: Rows of one split.
-            encoder: Tokenizes the rows.
+            row_tokenizer: Tokenizes the rows.
             ledger: Records used and bad rows.
             split: Name of the split in the ledger and in `uses`.
             options: Worker processes and prefetching.
@@ -100,19 +100,19 @@ class TokenCache:
             DataError: If there are too many bad rows, or no row is left.
             WriteError: If tokens cannot be written, or another process that tokenizes the same rows hangs.
         """
-        made_from = key_parts(rows, encoder, split=split)
+        made_from = key_parts(rows, row_tokenizer, split=split)
         folder = self.folder / digest(*(text for pair in sorted(made_from.items()) for text in pair))
 
         def make(temporary: Path, alive: Callable[[], None]) -> None:
             with TokenWriter(temporary) as writer, closing(Ledger(temporary, max_bad_rows=1.0)) as counted:
                 counted.leave_out_unreadable(rows.bad, split=split)
-                for start, tokenized in encoded_chunks(rows, encoder, options=options, chunk=chunk):
+                for start, tokenized in encoded_chunks(rows, row_tokenizer, options=options, chunk=chunk):
                     note_chunk(rows, start, tokenized, counted, split=split)
                     writer.add(tokenized, start, rows.keys)
                     alive()
                     if progress is not None:
                         progress(min(chunk, len(rows) - start))
-                parts = {"files": rows.fingerprint} | encoder.parts()
+                parts = {"files": rows.fingerprint} | row_tokenizer.parts()
                 with self._beating(alive):
                     counted.save()
                     writer.finish(names=rows.keys.names, made_from=made_from, parts=parts)
@@ -210,9 +210,9 @@ class TokenCache:
             time.sleep(LOOK_EVERY)
 
 
-def key_parts(rows: Rows, encoder: RowTokenizer, *, split: str) -> dict[str, str]:
+def key_parts(rows: Rows, row_tokenizer: RowTokenizer, *, split: str) -> dict[str, str]:
     """Return everything that decides a split's tokens, the ledger's counts and its quarantined rows, by name."""
-    config = encoder.formatter.config
+    config = row_tokenizer.formatter.config
     sections = {"prompt", "input_features", "output_features", "defaults", "preprocessing"}
     settings = config.model_dump_json(include=sections) + config.data.model_dump_json(include={"dialogue", "formatter"})
     bad = [f"{row.key} {row.number} {row.reason} {row.raw}" for row in rows.bad]
@@ -225,8 +225,8 @@ def key_parts(rows: Rows, encoder: RowTokenizer, *, split: str) -> dict[str, str
         "settings": digest(settings, str(config.seed)),
         "packages": ", ".join(packages),
         "counted": ", ".join(NUMBERS),
-        "examples": getattr(encoder.formatter, "examples_from", ""),
-        **{f"encoder's {name}": value for name, value in encoder.parts().items()},
+        "examples": getattr(row_tokenizer.formatter, "examples_from", ""),
+        **{f"row tokenizer's {name}": value for name, value in row_tokenizer.parts().items()},
     }
 
 

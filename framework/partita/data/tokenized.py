@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
+from partita.data.chunks import ChunkTokenizer, EncodedChunk, RawChunk
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys, Rows, digest
@@ -53,7 +53,7 @@ class TokenizedDataset:
     def build(
         cls,
         rows: Rows,
-        encoder: RowTokenizer,
+        row_tokenizer: RowTokenizer,
         *,
         ledger: Ledger,
         split: str = "training",
@@ -67,7 +67,7 @@ class TokenizedDataset:
 
         Args:
             rows: Rows of one split.
-            encoder: Tokenizes the rows.
+            row_tokenizer: Tokenizes the rows.
             ledger: Records used and bad rows.
             split: Name of the split in the ledger.
             options: Worker processes and prefetching.
@@ -79,13 +79,13 @@ class TokenizedDataset:
         """
         ledger.leave_out_unreadable(rows.bad, split=split)
         flat = FlatBuilder()
-        for start, encoded in encoded_chunks(rows, encoder, options=options, chunk=chunk):
+        for start, encoded in encoded_chunks(rows, row_tokenizer, options=options, chunk=chunk):
             note_chunk(rows, start, encoded, ledger, split=split)
             flat.add(encoded, start)
             if progress is not None:
                 progress(min(chunk, len(rows) - start))
         save_checked(ledger, split=split, used=bool(flat))
-        parts = {"files": rows.fingerprint} | encoder.parts()
+        parts = {"files": rows.fingerprint} | row_tokenizer.parts()
         return flat.finish(keys=rows.keys, parts=parts)
 
     def __len__(self) -> int:
@@ -171,13 +171,13 @@ NO_ROWS = TokenizedDataset(
 
 
 def encoded_chunks(
-    rows: Rows, encoder: RowTokenizer, *, options: LoaderOptions, chunk: int
+    rows: Rows, row_tokenizer: RowTokenizer, *, options: LoaderOptions, chunk: int
 ) -> Iterator[tuple[int, EncodedChunk]]:
     """Yield all rows tokenized in chunks, each with the index of its first row.
 
     Args:
         rows: The rows.
-        encoder: Tokenizes the rows.
+        row_tokenizer: Tokenizes the rows.
         options: Worker processes and prefetching.
         chunk: Rows per chunk.
     """
@@ -186,7 +186,7 @@ def encoded_chunks(
         RawChunk(rows.get(indices), rows.keys.take(indices))
         for indices in (np.arange(start, min(start + chunk, len(rows))) for start in begins)
     )
-    with EncodingWorkers(ChunkEncoder(encoder), options) as workers:
+    with EncodingWorkers(ChunkTokenizer(row_tokenizer), options) as workers:
         yield from zip(begins, workers.map(raw, ahead=options.prefetch), strict=True)
 
 

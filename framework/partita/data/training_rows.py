@@ -100,28 +100,28 @@ def configured_row_tokenizer(
     )
 
 
-def tokenized_rows(data: RunData, encoder: RowTokenizer, ledger: Ledger, *, ranks: int) -> TrainingRows:
+def tokenized_rows(data: RunData, row_tokenizer: RowTokenizer, ledger: Ledger, *, ranks: int) -> TrainingRows:
     """Tokenize the training rows, or the first ones of streams.
 
     Args:
         data: The opened rows.
-        encoder: Tokenizes the rows.
+        row_tokenizer: Tokenizes the rows.
         ledger: Counts the rows.
         ranks: Number of ranks that share the batches of a step.
     """
     if data.streams is not None:
-        encoded = encode_first(data, encoder)
+        encoded = encode_first(data, row_tokenizer)
     else:
-        config, rows = data.config.data, expanded(data.splits[TRAINING], encoder.expander)
+        config, rows = data.config.data, expanded(data.splits[TRAINING], row_tokenizer.expander)
         cache = TokenCache.of_user() if config.encode == "cache" else None
-        encoded = encode_training(rows, encoder, ledger, options=config.loader, cache=cache)
+        encoded = encode_training(rows, row_tokenizer, ledger, options=config.loader, cache=cache)
     assert encoded is not None
-    return batch_rows(data, encoded, encoder, ranks=ranks)
+    return batch_rows(data, encoded, row_tokenizer, ranks=ranks)
 
 
 def encode_training(
     rows: Rows,
-    encoder: RowTokenizer,
+    row_tokenizer: RowTokenizer,
     ledger: Ledger,
     *,
     options: LoaderOptions,
@@ -132,17 +132,17 @@ def encode_training(
 
     Args:
         rows: The rows; dialogues are already expanded.
-        encoder: Tokenizes the rows.
+        row_tokenizer: Tokenizes the rows.
         ledger: Counts the rows.
         options: Worker processes and prefetching.
         cache: The token cache, if the configuration asks for it.
         progress: Called with the number of rows processed since the last call.
     """
     encode = TokenizedDataset.build if cache is None else cache.encode
-    encoded = encode(rows, encoder, ledger=ledger, options=options, progress=progress)
+    encoded = encode(rows, row_tokenizer, ledger=ledger, options=options, progress=progress)
     ledger.refuse_unknown_tokens(TRAINING)
-    if encoder.formatter.config.output_features[0].has_label:
-        refuse_one_label(encoder.formatter.config, encoded)
+    if row_tokenizer.formatter.config.output_features[0].has_label:
+        refuse_one_label(row_tokenizer.formatter.config, encoded)
     return encoded
 
 
@@ -167,7 +167,7 @@ def only_label(encoded: TokenizedDataset) -> str | None:
 def batch_rows(
     data: RunData,
     encoded: TokenizedDataset,
-    encoder: RowTokenizer,
+    row_tokenizer: RowTokenizer,
     *,
     ranks: int = 1,
     recorded_batches: int | None = None,
@@ -177,11 +177,11 @@ def batch_rows(
     Args:
         data: The rows of the run.
         encoded: The tokenized training rows; of streams, the first ones.
-        encoder: Tokenized the rows.
+        row_tokenizer: Tokenized the rows.
         ranks: Number of ranks that share the batches of a step.
         recorded_batches: Batches per step of a run to resume.
     """
-    encoded = chunks_of(data.config, encoded, encoder)
+    encoded = chunks_of(data.config, encoded, row_tokenizer)
     mixed = mixed_order(data.config.data, encoded.keys) if data.mixed and data.streams is None else None
     shape = training_shape(
         data.config,
@@ -190,29 +190,29 @@ def batch_rows(
         more_rows=data.streams is not None,
         ranks=ranks,
         recorded_batches=recorded_batches,
-        chunk_length=encoder.chunk_length,
+        chunk_length=row_tokenizer.chunk_length,
     )
     return TrainingRows(encoded, shape, mixed.parts if mixed is not None else {}, data.streams)
 
 
-def chunks_of(config: Config, documents: TokenizedDataset, encoder: RowTokenizer) -> TokenizedDataset:
+def chunks_of(config: Config, documents: TokenizedDataset, row_tokenizer: RowTokenizer) -> TokenizedDataset:
     """Return documents cut into chunks, if `data.batching` says so; other rows as they are."""
     batching = config.data.batching
-    if not isinstance(batching, ChunkBatching) or encoder.chunk_length is None:
+    if not isinstance(batching, ChunkBatching) or row_tokenizer.chunk_length is None:
         return documents
     sources_N = np.zeros(len(documents), dtype=np.int64)
     for number, indices in enumerate(row_indices_by_source(config.data, documents.keys).values()):
         sources_N[indices] = number
-    return cut_chunks(documents, encoder.chunk_length, isolate=batching.isolate_documents, sources_N=sources_N)
+    return cut_chunks(documents, row_tokenizer.chunk_length, isolate=batching.isolate_documents, sources_N=sources_N)
 
 
-def encode_first(data: RunData, encoder: RowTokenizer) -> TokenizedDataset | None:
+def encode_first(data: RunData, row_tokenizer: RowTokenizer) -> TokenizedDataset | None:
     """Tokenize the first rows of streams, to estimate lengths. The ledger counts them later, as they are read."""
     if data.training is None:
         return None
-    rows = expanded(data.training, encoder.expander)
+    rows = expanded(data.training, row_tokenizer.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
-    encoded = TokenizedDataset.build(rows, encoder, ledger=ledger, options=data.config.data.loader, chunk=CHUNK)
+    encoded = TokenizedDataset.build(rows, row_tokenizer, ledger=ledger, options=data.config.data.loader, chunk=CHUNK)
     ledger.refuse_unknown_tokens(TRAINING, least=LOSS_TOKENS_FOR_A_SHARE)
     output = data.config.output_features[0]
     if output.has_label and (only := only_label(encoded)) is not None:
@@ -230,7 +230,7 @@ class LoaderSetup:
 
     config: Config
     rows: TrainingRows
-    encoder: RowTokenizer
+    row_tokenizer: RowTokenizer
     """Tokenizes streamed rows."""
     ledger: Ledger
     """Counts the streamed rows that cannot be used."""
@@ -283,7 +283,7 @@ class LoaderSetup:
         )
         return StreamLoader(
             streams.plan(policy, num_groups=num_groups, chunks=shape.chunks),
-            self.encoder,
+            self.row_tokenizer,
             options=self.config.data.loader,
             batches_per_step=self.batches_per_step,
             parts=batching | self._collate_parts(),
@@ -295,7 +295,7 @@ class LoaderSetup:
 
     def _collate(self) -> Collate:
         """Return what builds the tensors of a batch."""
-        two_sided = isinstance(self.encoder, SideRowTokenizer)
+        two_sided = isinstance(self.row_tokenizer, SideRowTokenizer)
         return build_collate(
             self.config.data.collate, folder=self.folder, pad_token_id=self._pad_token_id, two_sided=two_sided
         )
@@ -305,4 +305,4 @@ class LoaderSetup:
 
     @property
     def _pad_token_id(self) -> int:
-        return int(self.encoder.formatter.tokenizer.pad_token_id)
+        return int(self.row_tokenizer.formatter.tokenizer.pad_token_id)

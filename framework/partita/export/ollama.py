@@ -46,7 +46,7 @@ class OllamaExporter(GgufExporter):
     @property
     def uses_chat(self) -> bool:
         """Whether prompts are rendered by the chat template of the model."""
-        return self.pipeline.encoder.formatter.chat
+        return self.pipeline.row_tokenizer.formatter.chat
 
     @cached_property
     def messages(self) -> MessageTexts | None:
@@ -59,7 +59,7 @@ class OllamaExporter(GgufExporter):
         inputs = self.pipeline.config.input_features
         if len(inputs) != 1 or inputs[0].type != "text":
             return None
-        prompt = self.pipeline.encoder.encode_prompt({inputs[0].name: MARK}, key="example")
+        prompt = self.pipeline.row_tokenizer.encode_prompt({inputs[0].name: MARK}, key="example")
         before, found, after = prompt.text.partition(MARK)
         return (before, after) if found and MARK not in after else None
 
@@ -105,7 +105,7 @@ class OllamaExporter(GgufExporter):
         if self.row_prompt is not None:
             return ROW.format(name=self.pipeline.config.input_features[0].name)
         inputs = {feature.name: f"({feature.name})" for feature in self.pipeline.config.input_features}
-        text = self.pipeline.encoder.encode_prompt(inputs, key="example").text if inputs else "Once upon a time"
+        text = self.pipeline.row_tokenizer.encode_prompt(inputs, key="example").text if inputs else "Once upon a time"
         return PLAIN.format(example="\n".join(f"    {line}" for line in text.splitlines()))
 
 

@@ -83,7 +83,9 @@ def prompts_of_rows(pipeline: Pipeline, lm: LoadedModel, rows: Rows, *, name: st
     indices = np.unique(np.linspace(0, len(rows) - 1, NUM_PROMPTS * CANDIDATES).astype(int)).tolist() if rows else []
     clean = check_rows(pipeline.row_schema, rows.get(indices)).clean
     keys = [rows.key(indices[number]) for number in clean]
-    encoded = [prompt for prompt in pipeline.encoder.encode_prompts(list(clean.values()), keys) if prompt.error is None]
+    encoded = [
+        prompt for prompt in pipeline.row_tokenizer.encode_prompts(list(clean.values()), keys) if prompt.error is None
+    ]
     limits = limits_of(pipeline, lm, [len(prompt.input_ids) for prompt in encoded])
     usable = [(prompt, limit) for prompt, limit in zip(encoded, limits, strict=True) if limit]
     spaced = [usable[i] for i in np.unique(np.linspace(0, len(usable) - 1, NUM_PROMPTS).astype(int))] if usable else []

@@ -12,7 +12,7 @@ from partita.generation.generator import Generator
 from partita.generation.journal import Journal
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, PredictionStats, answer_of
-from partita.generation.prompts import PromptEncoder, PromptRows, PromptSource
+from partita.generation.prompts import PromptRows, PromptSource, PromptTokenizer
 from partita.generation.record import PredictionRecord, Status
 from partita.generation.requests import (
     AnswerSequence,
@@ -125,7 +125,7 @@ class PredictionParts:
 
     config: Config
     generator: Generator
-    encoder: PromptEncoder
+    row_tokenizer: PromptTokenizer
     """Tokenizes prompts."""
     decoder: Decoder
     """Parses answers."""

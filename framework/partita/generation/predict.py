@@ -229,7 +229,7 @@ def _encode_prompts(
     with _display(shown, "reading", total=len(rows)) as display:
         return EncodedPrompts(
             rows,
-            parts.encoder,
+            parts.row_tokenizer,
             parts.row_schema,
             fingerprint=fingerprint,
             progress=display.advance,
@@ -318,7 +318,7 @@ def generate_for_rows(
         description: Text of the progress display.
         process_group: The ranks that share the rows.
     """
-    prompts = EncodedPrompts(rows, parts.encoder, parts.row_schema, process_group=process_group)
+    prompts = EncodedPrompts(rows, parts.row_tokenizer, parts.row_schema, process_group=process_group)
     job = parts.job(prompts, lambda prompts: budget, rows=rows, process_group=process_group)
     tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:

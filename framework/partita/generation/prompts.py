@@ -68,14 +68,14 @@ class EncodedPrompt(Protocol):
         """Number of tokens removed by limits of features and of the context."""
 
 
-class PromptEncoder(Protocol):
+class PromptTokenizer(Protocol):
     """Tokenizes the prompts of rows, given as values by feature name."""
 
     def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Sequence[EncodedPrompt]:
         """Return the prompts of rows, in order; each depends on its own row only."""
 
 
-class OutputPromptEncoder(PromptEncoder, Protocol):
+class OutputPromptTokenizer(PromptTokenizer, Protocol):
     """Tokenizes the prompts of rows whose outputs are answered in sequence."""
 
     def encode_next_output(
@@ -164,7 +164,7 @@ class EncodedPrompts:
     def __init__(
         self,
         rows: PromptRows,
-        encoder: PromptEncoder,
+        row_tokenizer: PromptTokenizer,
         schema: RowSchema,
         *,
         fingerprint: str = "",
@@ -179,7 +179,7 @@ class EncodedPrompts:
 
         Args:
             rows: The rows.
-            encoder: Tokenizes prompts.
+            row_tokenizer: Tokenizes prompts.
             schema: Converts a row to values by feature name.
             fingerprint: Included in each row's key.
             chunk: Rows tokenized at a time.
@@ -187,7 +187,7 @@ class EncodedPrompts:
             process_group: The ranks that share the work.
             unreadable: Reasons of rows that become errors, by row.
         """
-        self._rows, self._encoder, self._schema = rows, encoder, schema
+        self._rows, self._row_tokenizer, self._schema = rows, row_tokenizer, schema
         self._unreadable = unreadable
         self.lengths: Lengths = np.zeros(len(rows), dtype=np.int32)
         self.cut_tokens: Lengths = np.zeros(len(rows), dtype=np.int32)
@@ -253,8 +253,8 @@ class EncodedPrompts:
     def next_prompt(self, row: int, answered: Mapping[str, str], before: PromptText) -> EncodedPrompt:
         """Return the prompt of a row's next output, given the answers to those before it; see `PromptSource`."""
         clean = check_rows(self._schema, self._rows.get([row])).clean[0]
-        encoder = cast("OutputPromptEncoder", self._encoder)
-        return encoder.encode_next_output(
+        row_tokenizer = cast("OutputPromptTokenizer", self._row_tokenizer)
+        return row_tokenizer.encode_next_output(
             clean, answered, key=self._rows.key(row), earlier_ids=before.ids, earlier_text=before.text
         )
 
@@ -334,7 +334,7 @@ class EncodedPrompts:
                 yield index, error
 
     def _encode(self, indices: Sequence[int], rows: Sequence[Mapping[str, Any]]) -> Sequence[EncodedPrompt]:
-        return self._encoder.encode_prompts(rows, [self._rows.key(index) for index in indices])
+        return self._row_tokenizer.encode_prompts(rows, [self._rows.key(index) for index in indices])
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class AnswerScorer:
         results = {index: AnswerScore(None, "; ".join(reasons)) for index, reasons in checked.bad.items()}
         keys = [str(index) for index in checked.clean]
         texts = dict[int, Sequence[int]]()
-        prompts = pipeline.encoder.encode_prompts(list(checked.clean.values()), keys)
+        prompts = pipeline.row_tokenizer.encode_prompts(list(checked.clean.values()), keys)
         for index, prompt in zip(checked.clean, prompts, strict=True):
             if prompt.error is not None:
                 results[index] = AnswerScore(None, prompt.error)

@@ -93,7 +93,7 @@ class ModelBeforeTraining:
         tokenizer = pipeline.lm.tokenizer
 
         def batches() -> Iterator[Batch]:
-            return initial_batches(config, self.training_rows(), pipeline.encoder, tokenizer)
+            return initial_batches(config, self.training_rows(), pipeline.row_tokenizer, tokenizer)
 
         lm = load_model(
             config, folder=pipeline.folder, tokenizer=tokenizer, saved=self.saved, batches=batches, trainable=True

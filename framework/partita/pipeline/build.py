@@ -51,7 +51,7 @@ NO_LIMIT = 10**9
 class PipelineParts(PredictionParts):
     """Everything that a verb needs, wherever the model is."""
 
-    encoder: RowTokenizer
+    row_tokenizer: RowTokenizer
     folder: Path
     """Folder that relative paths of the file are resolved against."""
     labels: Labels
@@ -107,7 +107,7 @@ def build_pipeline(
     tokenizer = load_tokenizer(config, folder=folder, texts=new_texts, saved=saved, cache_folder=tokenizer_folder)
     retriever = build_retriever(config, training=training, folder=folder)
 
-    def encoder(context_length: int | None, answers: AnswerContext | None = None) -> RowTokenizer:
+    def new_row_tokenizer(context_length: int | None, answers: AnswerContext | None = None) -> RowTokenizer:
         return build_row_tokenizer(
             config,
             tokenizer=tokenizer,
@@ -120,11 +120,11 @@ def build_pipeline(
 
     def batches() -> Iterator["Batch"]:
         limit = tokenizer.model_max_length
-        return initial_batches(config, training, encoder(limit if limit < NO_LIMIT else None), tokenizer)
+        return initial_batches(config, training, new_row_tokenizer(limit if limit < NO_LIMIT else None), tokenizer)
 
     lm: GenerativeModel
     if isinstance(config.base_model, EmbeddingBagModel):
-        bag_labels = labels_of_bag(config, labels, encoder(None))
+        bag_labels = labels_of_bag(config, labels, new_row_tokenizer(None))
         lm = load_bag(config, tokenizer=tokenizer, labels=bag_labels, saved=saved)
     else:
         lm = load_model(
@@ -139,7 +139,7 @@ def build_pipeline(
         if lm.head is not None and config.head_output is not None:  # in the order of the checkpoint's head
             labels = {**labels, config.head_output.name: lm.head.labels}
     generator = LocalGenerator(lm)
-    row_tokenizer = encoder(lm.context_length, lm.answer_context)
+    row_tokenizer = new_row_tokenizer(lm.context_length, lm.answer_context)
     parts = prediction_parts(config, lm, generator, row_tokenizer, folder=folder, labels=labels)
     return Pipeline(**vars(parts), lm=lm, trainable=trainable)
 
@@ -150,18 +150,18 @@ def head_of(config: Config, labels: Labels) -> Head | None:
     return None if output is None else output_type(output).head(labels.get(output.name, ()))
 
 
-def labels_of_bag(config: Config, labels: Labels, encoder: RowTokenizer) -> tuple[Label, ...]:
+def labels_of_bag(config: Config, labels: Labels, row_tokenizer: RowTokenizer) -> tuple[Label, ...]:
     """Return the labels of an embedding bag. Raise ModelError if two of them have the same tokens."""
     output = config.output_features[0]
     advice = "write a larger one, or rename a label"
-    return scored_labels(output, labels, encoder, at="base_model.vocab_size", advice=advice)
+    return scored_labels(output, labels, row_tokenizer, at="base_model.vocab_size", advice=advice)
 
 
 def prediction_parts(
     config: Config,
     model: CheckpointedModel,
     generator: Generator,
-    encoder: RowTokenizer,
+    row_tokenizer: RowTokenizer,
     *,
     folder: Path,
     labels: Labels,
@@ -172,7 +172,7 @@ def prediction_parts(
         config: The configuration.
         model: The model, or the workers that hold it.
         generator: Generates with it.
-        encoder: Tokenizes rows.
+        row_tokenizer: Tokenizes rows.
         folder: Folder that relative paths are resolved against.
         labels: Labels by output.
 
@@ -181,7 +181,7 @@ def prediction_parts(
     """
     shipped = model.checkpoint_generation
     options = generation_options(config, tokenizer=model.tokenizer, checkpoint=shipped)
-    generation = with_constraints(options, config, labels=labels, encoder=encoder)
+    generation = with_constraints(options, config, labels=labels, row_tokenizer=row_tokenizer)
     if not generation.labels:  # else nothing is generated
         log_checkpoint_settings(config.generation, shipped)
     if generation.constraint_hash and (reason := model.why_no_slots(generation, tokens=1)) is not None:
@@ -191,14 +191,14 @@ def prediction_parts(
     needed = default_new_tokens(config, tokenizer=model.tokenizer, labels=labels, otherwise=otherwise)
     sequence = None
     if config.answers_in_sequence:
-        sequence = answer_sequence(config, generation, encoder, labels=labels, otherwise=otherwise)
+        sequence = answer_sequence(config, generation, row_tokenizer, labels=labels, otherwise=otherwise)
         needed = sequence.max_tokens()
     return PipelineParts(
         config=config,
         generator=generator,
         folder=folder,
         labels=labels,
-        encoder=encoder,
+        row_tokenizer=row_tokenizer,
         decoder=Decoder(config, labels=labels),
         generation=generation,
         max_new_tokens=max((len(label.ids) for label in generation.labels), default=needed),
@@ -208,24 +208,24 @@ def prediction_parts(
 
 
 def answer_sequence(
-    config: Config, options: GenerationOptions, encoder: RowTokenizer, *, labels: Labels, otherwise: int
+    config: Config, options: GenerationOptions, row_tokenizer: RowTokenizer, *, labels: Labels, otherwise: int
 ) -> AnswerSequence:
     """Return the answers of a dialogue turn that follow one another.
 
     Args:
         config: The configuration.
         options: Generation options with the constraints of each output.
-        encoder: Tokenizes rows.
+        row_tokenizer: Tokenizes rows.
         labels: Labels by output.
         otherwise: Tokens for an output without a limit.
     """
     limits = new_tokens_by_output(
-        config, tokenizer=encoder.formatter.tokenizer, labels=labels, otherwise=otherwise
+        config, tokenizer=row_tokenizer.formatter.tokenizer, labels=labels, otherwise=otherwise
     ).values()
     longest = [max((len(label.ids) for label in constraint.labels), default=0) for constraint in options.constraints]
     names = tuple(output.name for output in config.output_features)
     new_tokens = tuple(label or limit for label, limit in zip(longest, limits, strict=True))
-    return AnswerSequence(names, new_tokens, encoder.question_tokens(names))
+    return AnswerSequence(names, new_tokens, row_tokenizer.question_tokens(names))
 
 
 def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
@@ -241,13 +241,15 @@ def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
     yield from texts(training, config, supervised=supervised)
 
 
-def initial_batches(config: Config, training: Rows | None, encoder: RowTokenizer, tokenizer: Any) -> Iterator["Batch"]:
+def initial_batches(
+    config: Config, training: Rows | None, row_tokenizer: RowTokenizer, tokenizer: Any
+) -> Iterator["Batch"]:
     """Yield training batches for an adapter with a data-dependent init.
 
     Args:
         config: The configuration.
         training: The training rows.
-        encoder: Tokenizes rows.
+        row_tokenizer: Tokenizes rows.
         tokenizer: Names the padding token.
 
     Raises:
@@ -256,7 +258,7 @@ def initial_batches(config: Config, training: Rows | None, encoder: RowTokenizer
     if training is None:
         raise DataError("this adapter's init looks at training rows; write data.source in the file")
     ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
-    encoded = TokenizedDataset.build(expanded(training, encoder.expander), encoder, ledger=ledger)
+    encoded = TokenizedDataset.build(expanded(training, row_tokenizer.expander), row_tokenizer, ledger=ledger)
     configured = config.trainer.batch_size
     batch_size = ROWS_TO_START_FROM if configured == "auto" else configured
     return iter(EvaluationBatches(encoded, batch_size=batch_size, pad_token_id=tokenizer.pad_token_id))

@@ -74,12 +74,14 @@ def build_eval_dataset(
         rows = rows_with_known_labels(rows, parts.config, parts.labels, ledger=ledger, split=split)
     encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode
     if parts.config.plain_text and not parts.config.compares_answers:
-        documents = encode(rows, replace(parts.encoder, max_length=None), ledger=ledger, split=split)
+        documents = encode(rows, replace(parts.row_tokenizer, max_length=None), ledger=ledger, split=split)
         rows = rows.select(documents.indices_N)
-        pieces = evaluation_pieces(documents, parts.encoder, text_bytes=count_bytes(parts.config, rows))
+        pieces = evaluation_pieces(documents, parts.row_tokenizer, text_bytes=count_bytes(parts.config, rows))
         return EvalDataset(rows, pieces, np.searchsorted(documents.indices_N, pieces.indices_N))
-    answers = build_eval_rows(rows, parts.encoder.expander, parts.config, parts.labels, ledger=ledger, split=split)
-    encoded = encode(answers.learned, parts.encoder, ledger=ledger, split=split)
+    answers = build_eval_rows(
+        rows, parts.row_tokenizer.expander, parts.config, parts.labels, ledger=ledger, split=split
+    )
+    encoded = encode(answers.learned, parts.row_tokenizer, ledger=ledger, split=split)
     usable = answers.usable(encoded.indices_N)
     number_of = np.full(len(answers.scored), -1)
     number_of[usable] = np.arange(len(usable))
@@ -95,10 +97,10 @@ def good_answers(encoded: TokenizedDataset, answer_of_N: np.ndarray) -> np.ndarr
     return np.unique(good_N[good_N >= 0])
 
 
-def evaluation_pieces(documents: TokenizedDataset, encoder: RowTokenizer, *, text_bytes: int) -> TokenizedDataset:
+def evaluation_pieces(documents: TokenizedDataset, row_tokenizer: RowTokenizer, *, text_bytes: int) -> TokenizedDataset:
     """Cut documents into pieces of at most the length used in training, in which every token is predicted once."""
-    length = encoder.chunk_length or encoder.max_length
-    pieces = cut_pieces(documents, length, prefix=None if encoder.beginning else encoder.end)
+    length = row_tokenizer.chunk_length or row_tokenizer.max_length
+    pieces = cut_pieces(documents, length, prefix=None if row_tokenizer.beginning else row_tokenizer.end)
     return replace(pieces, text_bytes=text_bytes)
 
 

@@ -243,7 +243,7 @@ def score(
     with synchronized_errors(process_group, "the scores of the answers"):
         for answer in answers:
             raw = requested.get([answer.row])[0]
-            truth = parts.encoder.reference(schema.load(raw), key=requested.key(answer.row))
+            truth = parts.row_tokenizer.reference(schema.load(raw), key=requested.key(answer.row))
             answered, label_scores = answer.record.status == "ok", answer.record.scores
             row = scorer.add(truth, answer.decoded, answered=answered, scores=label_scores)
             if on_row is not None:

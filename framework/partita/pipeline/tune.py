@@ -204,7 +204,7 @@ def prompt_lengths(
     A row has as many answers as the pipeline draws. The ranks of `process_group` share the work.
     """
     schema = row_schema(pipeline.config, supervised=False)
-    prompts = [EncodedPrompts(rows, pipeline.encoder, schema, process_group=process_group) for rows in sources]
+    prompts = [EncodedPrompts(rows, pipeline.row_tokenizer, schema, process_group=process_group) for rows in sources]
     lengths = np.concatenate([one.lengths for one in prompts])
     return np.repeat(lengths, pipeline.num_samples), min(len(one.prefix) for one in prompts)
 

@@ -116,8 +116,8 @@ class ChatPrompts:
         except FormatError as error:
             raise RowError(str(error)) from None
         row = {self._feature.name: {**dialogue, "tools": tools} if tools else dialogue}
-        encoder = replace(self._pipeline.encoder, max_length=None)  # the caller checks the length
-        [prompt] = encoder.encode_prompts([row], [""])
+        row_tokenizer = replace(self._pipeline.row_tokenizer, max_length=None)  # the caller checks the length
+        [prompt] = row_tokenizer.encode_prompts([row], [""])
         if prompt.error is not None:
             raise RowError(prompt.error)
         return list(prompt.input_ids)

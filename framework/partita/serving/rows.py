@@ -99,7 +99,7 @@ class RowService:
 
     def encoded(self, rows: Rows) -> EncodedPrompts:
         """Return the prompts of rows."""
-        return EncodedPrompts(rows, self.parts.encoder, self._row_schema)
+        return EncodedPrompts(rows, self.parts.row_tokenizer, self._row_schema)
 
     def requests(self, rows: Rows) -> list[AnswerRequest | PredictionRecord]:
         """Return the request for each row, or the record of a row for which nothing is generated."""

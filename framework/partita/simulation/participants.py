@@ -262,10 +262,10 @@ def context_limit(pipeline: Pipeline, section: Simulation, *, agent: str) -> int
     Raises:
         ConfigError: The maximum answer leaves no token for a prompt.
     """
-    encoder, new_tokens = pipeline.encoder, answer_limit(pipeline)
+    row_tokenizer, new_tokens = pipeline.row_tokenizer, answer_limit(pipeline)
     read = pipeline.lm.context_length if pipeline.lm.answer_context is not None else None
     both = None if read is None else read + new_tokens
-    limits = [tokens for tokens in (encoder.max_length, both, section.max_dialogue_tokens) if tokens is not None]
+    limits = [tokens for tokens in (row_tokenizer.max_length, both, section.max_dialogue_tokens) if tokens is not None]
     limit = min(limits, default=DEFAULT_CONTEXT_TOKENS)
     if limit <= new_tokens:
         whose = "" if agent == AGENT else f" of agent {agent}"
@@ -299,7 +299,7 @@ def turn_encoder(
     answers = build_turn_answers(pipeline.config, pipeline.decoder, reply=section.reply)
     drops = section.context.policy == "drop_oldest_turns"
     return TurnEncoder(
-        pipeline.encoder,
+        pipeline.row_tokenizer,
         feature.name,
         partial(decode_continuation, pipeline.lm.tokenizer),
         agent=agent,

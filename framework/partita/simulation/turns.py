@@ -87,7 +87,7 @@ class TurnPrompt:
 class TurnEncoder:
     """Encodes an agent's prompts, and counts those whose earlier tokens could not be reused."""
 
-    encoder: RowTokenizer
+    row_tokenizer: RowTokenizer
     name: str
     """Name of the dialogue input."""
     decode: Callable[..., str]
@@ -165,10 +165,10 @@ class TurnEncoder:
         dialogue = {"messages": without_oldest(messages, before.dropped, self.keep), "labels": [], "train_all": False}
         row = {self.name: dialogue}
         if answered:
-            return self.encoder.encode_next_output(
+            return self.row_tokenizer.encode_next_output(
                 row, answered, key=episode.key, earlier_ids=before.ids, earlier_text=before.text
             )
-        return self.encoder.encode_turn(row, key=episode.key, earlier_ids=before.ids, earlier_text=before.text)
+        return self.row_tokenizer.encode_turn(row, key=episode.key, earlier_ids=before.ids, earlier_text=before.text)
 
     def prompt_limit(self, output: int) -> int | None:
         """Return the prompt length above which exchanges are dropped, before output number `output` of a turn."""

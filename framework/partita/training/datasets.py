@@ -72,7 +72,7 @@ def build_training_datasets(
         pipeline.lm.check_packing()  # checked before hours of reading
     encoded = None
     if trains and data.streams is not None:
-        encoded = encode_first(data, pipeline.encoder)
+        encoded = encode_first(data, pipeline.row_tokenizer)
     elif trains and TRAINING in data.splits:
         encoded = encode_with_progress(pipeline, data.splits[TRAINING], ledger, progress=progress)
     evaluated = {
@@ -83,7 +83,7 @@ def build_training_datasets(
     eval_datasets = build_eval_datasets(pipeline, evaluated, ledger)
     if encoded is None:
         return TrainingDatasets(None, eval_datasets)
-    training = batch_rows(data, encoded, pipeline.encoder, ranks=ranks, recorded_batches=recorded_batches)
+    training = batch_rows(data, encoded, pipeline.row_tokenizer, ranks=ranks, recorded_batches=recorded_batches)
     return TrainingDatasets(training, eval_datasets)
 
 
@@ -118,12 +118,12 @@ def encode_with_progress(
         ledger: Counts the rows that cannot be used.
         progress: Opens a progress display for large datasets.
     """
-    expanded_rows = expanded(rows, pipeline.encoder.expander)
+    expanded_rows = expanded(rows, pipeline.row_tokenizer.expander)
     shown = progress is not None and len(expanded_rows) >= READING_IS_SHOWN
     with progress(len(expanded_rows), "reading") if progress is not None and shown else nullcontext() as display:
         return encode_training(
             expanded_rows,
-            pipeline.encoder,
+            pipeline.row_tokenizer,
             ledger,
             options=pipeline.config.data.loader,
             cache=pipeline.tokens,
@@ -179,7 +179,7 @@ def training_loader(
     setup = LoaderSetup(
         config=config,
         rows=datasets.training,
-        encoder=pipeline.encoder,
+        row_tokenizer=pipeline.row_tokenizer,
         ledger=ledger,
         size=size,
         batches_per_step=shape.batches_per_step(config.trainer, size),

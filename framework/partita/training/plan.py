@@ -46,17 +46,17 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     data = open_run_data(config, folder=folder, dataset=dataset)
     rows = data.training
     assert rows is not None
-    encoder = configured_row_tokenizer(config, rows, folder=folder, labels=find_labels(config, rows))
-    expanded_rows = expanded(rows, encoder.expander)
+    row_tokenizer = configured_row_tokenizer(config, rows, folder=folder, labels=find_labels(config, rows))
+    expanded_rows = expanded(rows, row_tokenizer.expander)
     ledger = Ledger(None, max_bad_rows=1.0)
-    encoded = TokenizedDataset.build(expanded_rows, encoder, ledger=ledger, options=config.data.loader)
-    training = batch_rows(data, encoded, encoder)
+    encoded = TokenizedDataset.build(expanded_rows, row_tokenizer, ledger=ledger, options=config.data.loader)
+    training = batch_rows(data, encoded, row_tokenizer)
     shape = training.shape
     size, assumed = size_of(config, shape)
     setup = LoaderSetup(
         config=config,
         rows=training,
-        encoder=encoder,
+        row_tokenizer=row_tokenizer,
         ledger=ledger,
         size=size,
         batches_per_step=shape.batches_per_step(config.trainer, size),

@@ -57,7 +57,7 @@ def write_samples(folder: Path, pipeline: Pipeline, data: RunData, encoded: Toke
     if not pipeline.config.has_answer_texts and data.training is not None:
         schema = row_schema(pipeline.config, supervised=True)
         selected = data.training.select(encoded.indices_N[chosen])
-        samples = preview_rows(selected, pipeline.encoder, schema, supervised=True)
+        samples = preview_rows(selected, pipeline.row_tokenizer, schema, supervised=True)
     else:
         samples = [sample_of(encoded, int(index), pipeline) for index in chosen]
     rows = [sample_record(sample, tokens=int(encoded.lengths[i])) for i, sample in zip(chosen, samples, strict=True)]
@@ -68,7 +68,7 @@ def sample_of(encoded: TokenizedDataset, index: int, pipeline: Pipeline) -> Prev
     """Return a tokenized row as pieces of text."""
     values = () if encoded.row_values_NK is None else encoded.row_values_NK[index].tolist()
     names = names_of_answers(pipeline.config, values)
-    return supervised_row(example_of(encoded, index), pipeline.encoder.formatter.tokenizer, names=names)
+    return supervised_row(example_of(encoded, index), pipeline.row_tokenizer.formatter.tokenizer, names=names)
 
 
 def example_of(encoded: TokenizedDataset, index: int) -> Example:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.data.chunks import ChunkEncoder, RawChunk, Unreadable, parsed
+from partita.data.chunks import ChunkTokenizer, RawChunk, Unreadable, parsed
 from partita.data.dialogue import build_expander
 from partita.data.formats.json import DECODER
 from partita.data.formatting.build import build_row_tokenizer
@@ -19,18 +19,18 @@ def test_a_dialogue_of_a_stream_is_expanded_to_rows_during_encoding(
     config = make_config(
         input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
     )
-    encoder = ChunkEncoder(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
+    row_tokenizer = ChunkTokenizer(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
     rows = [json.dumps(SAID).encode(), b'{"messages": []}', json.dumps(SAID).encode()]
 
-    result = encoder(RawChunk(rows, ["a:1", "a:2", "a:3"]))
+    result = row_tokenizer(RawChunk(rows, ["a:1", "a:2", "a:3"]))
 
     assert result.indices.tolist() == [0, 0, 2, 2]
     assert [row.index for row in result.bad] == [1]
     texts = [tokenizer.decode(ids) for ids in np.split(result.ids, np.cumsum(result.lengths)[:-1])]
     assert texts == ["x1\ny1</s>", "x1\ny1\nx2\ny2</s>"] * 2
     made = [row for number, row in enumerate(rows) if number != 1]
-    view = [part for row in made for _, part in encoder.encoder.expander.expand(json.loads(row), "k")]  # type: ignore[union-attr]
-    again = encoder(RawChunk(view, [f"a:{number}" for number in range(4)]))
+    view = [part for row in made for _, part in row_tokenizer.row_tokenizer.expander.expand(json.loads(row), "k")]  # type: ignore[union-attr]
+    again = row_tokenizer(RawChunk(view, [f"a:{number}" for number in range(4)]))
     assert again.ids.tolist() == result.ids.tolist()
 
 
@@ -40,7 +40,7 @@ def test_the_expander_of_a_chunk_is_created_once(
     config = make_config(
         input_features=[{"name": "messages", "type": "dialogue"}], output_features=[{"name": "reply", "type": "text"}]
     )
-    encoder = ChunkEncoder(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
+    row_tokenizer = ChunkTokenizer(build_row_tokenizer(config, tokenizer=tokenizer, context_length=None))
     made: list[Any] = []
 
     def counted(*given: Any, **named: Any) -> Any:
@@ -48,7 +48,7 @@ def test_the_expander_of_a_chunk_is_created_once(
         return made[-1]
 
     monkeypatch.setattr("partita.data.formatting.formatter.build_expander", counted)
-    encoder(RawChunk([json.dumps(SAID).encode()] * 20, [f"a:{number}" for number in range(20)]))
+    row_tokenizer(RawChunk([json.dumps(SAID).encode()] * 20, [f"a:{number}" for number in range(20)]))
 
     assert len(made) == 1
 
@@ -81,9 +81,9 @@ def test_rows_longer_than_a_batch_are_bad_and_other_rows_of_their_dialogue_are_k
     )
     made = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None)
     rows = RawChunk([json.dumps(SAID).encode()], ["a:1"])
-    short, long = ChunkEncoder(made)(rows).lengths.tolist()
+    short, long = ChunkTokenizer(made)(rows).lengths.tolist()
 
-    result = ChunkEncoder(made, max_row_tokens=long - 1)(rows)
+    result = ChunkTokenizer(made, max_row_tokens=long - 1)(rows)
 
     assert result.lengths.tolist() == [short]
     assert [row.reasons for row in result.bad] == [(f"more than the {long - 1} tokens of data.batching.max_tokens",)]

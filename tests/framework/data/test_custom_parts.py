@@ -123,13 +123,15 @@ def parts(tmp_path: Path) -> str:
     return name
 
 
-def encoder(config: Config, folder: Path) -> RowTokenizer:
+def row_tokenizer(config: Config, folder: Path) -> RowTokenizer:
     return build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=None, folder=folder)
 
 
 def build(config: Config, folder: Path, **options: Any) -> TokenizedDataset:
     ledger = Ledger(None, max_bad_rows=9)
-    return TokenizedDataset.build(open_rows(ROWS, folder=folder), encoder(config, folder), ledger=ledger, **options)
+    return TokenizedDataset.build(
+        open_rows(ROWS, folder=folder), row_tokenizer(config, folder), ledger=ledger, **options
+    )
 
 
 def text(encoded: TokenizedDataset, row: int) -> str:
@@ -155,21 +157,21 @@ def test_a_custom_formatter_writes_rows_in_every_process(
 
 
 def test_prompts_of_a_custom_formatter_have_no_answer(tmp_path: Path, make_config: Make, parts: str) -> None:
-    made = encoder(make_config(data={"formatter": f"{parts}:Loud"}), tmp_path)
+    made = row_tokenizer(make_config(data={"formatter": f"{parts}:Loud"}), tmp_path)
     assert made.encode_prompt({"question": "ab"}, key="k").text == "AB"
 
 
 def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, parts: str) -> None:
     config = make_config(data={"formatter": f"{parts}:Loud"})
-    before = encoder(config, tmp_path).parts()
+    before = row_tokenizer(config, tmp_path).parts()
     (tmp_path / f"{parts}.py").write_text(PARTS + "\n")
-    after = encoder(config, tmp_path).parts()
+    after = row_tokenizer(config, tmp_path).parts()
     assert {name for name in after if after[name] != before[name]} == {"formatter"}
     rows = open_rows(ROWS, folder=tmp_path)
     cache = TokenCache(tmp_path / "tokens")
-    cache.encode(rows, encoder(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
+    cache.encode(rows, row_tokenizer(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
     (tmp_path / f"{parts}.py").write_text(PARTS)
-    cache.encode(rows, encoder(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
+    cache.encode(rows, row_tokenizer(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
     assert not cache.uses["training"].hit
 
 
@@ -183,7 +185,7 @@ def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, pa
 def test_a_custom_formatter_with_wrong_results_is_reported(
     tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
 ) -> None:
-    made = encoder(make_config(data={"formatter": f"{parts}:{name}"}), tmp_path)
+    made = row_tokenizer(make_config(data={"formatter": f"{parts}:{name}"}), tmp_path)
     with pytest.raises(DataError) as error:
         made.formatter.format_all(ROWS[:2], ["a", "b"], supervised=True)
     assert str(error.value) == f"data.formatter: {parts}:{name} {expected}"
@@ -246,7 +248,7 @@ def test_a_custom_collate_function_that_does_not_pack_as_planned_is_reported(
 
 def test_a_missing_class_is_reported_with_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
     with pytest.raises(ConfigError) as error:
-        encoder(make_config(data={"formatter": f"{parts}:Lout"}), tmp_path)
+        row_tokenizer(make_config(data={"formatter": f"{parts}:Lout"}), tmp_path)
     assert str(error.value) == f"data.formatter: module {parts} has no class Lout; did you mean Loud?"
     with pytest.raises(ConfigError) as error:
         build_collate("no_such_module:C", folder=tmp_path, pad_token_id=0)

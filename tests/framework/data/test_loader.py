@@ -415,9 +415,9 @@ def test_unreadable_rows_are_counted_as_bad_rows(tmp_path: Path) -> None:
 
 
 def encode_file(path: Path, ledger: Ledger) -> TokenizedDataset:
-    encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+    row_tokenizer = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
     rows = open_rows(path, folder=Path())
-    return TokenizedDataset.build(rows, encoder, ledger=ledger)
+    return TokenizedDataset.build(rows, row_tokenizer, ledger=ledger)
 
 
 def test_a_run_stops_if_all_rows_are_bad() -> None:
@@ -426,10 +426,10 @@ def test_a_run_stops_if_all_rows_are_bad() -> None:
 
 
 def test_rows_in_memory_equal_rows_one_at_a_time() -> None:
-    encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+    row_tokenizer = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
 
     for index, row in enumerate(table(53)):
-        example = encoder.encode(row, key="k")
+        example = row_tokenizer.encode(row, key="k")
         assert ENCODED.ids(index).tolist() == example.input_ids
         assert [tuple(span) for span in ENCODED.loss_spans(index).tolist()] == list(example.spans)
     assert ENCODED.lengths.tolist() == np.diff(ENCODED.starts_N1).tolist()
@@ -442,10 +442,10 @@ def test_fingerprints_depend_on_the_content() -> None:
 
 def test_progress_counts_every_row() -> None:
     heard: list[int] = []
-    encoder = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
+    row_tokenizer = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length=64)
     rows = open_rows(table(25), folder=Path())
 
-    TokenizedDataset.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0), chunk=10, progress=heard.append)
+    TokenizedDataset.build(rows, row_tokenizer, ledger=Ledger(None, max_bad_rows=0), chunk=10, progress=heard.append)
 
     assert heard == [10, 10, 5]
 
@@ -485,9 +485,9 @@ def test_unknown_tokens_in_the_loss_give_a_warning_and_from_5_percent_an_error(
     tokenizer = train_tokenizer(base, ["ab"])
     rows = [{"question": "z", "answer": "z" if index < rare else "b"} for index in range(100)]
     ledger = Ledger(None, max_bad_rows=0)
-    encoder = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
+    row_tokenizer = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
 
-    TokenizedDataset.build(open_rows(rows, folder=Path()), encoder, ledger=ledger)
+    TokenizedDataset.build(open_rows(rows, folder=Path()), row_tokenizer, ledger=ledger)
     ledger.log_warnings()
 
     message = f"training: {share} are the tokenizer's unknown token"
@@ -509,9 +509,9 @@ def test_an_end_token_that_is_also_the_unknown_token_counts_as_known() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.unk_token = tokenizer.eos_token
     ledger = Ledger(None, max_bad_rows=0)
-    encoder = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
+    row_tokenizer = build_row_tokenizer(CONFIG, tokenizer=tokenizer, context_length=64)
 
-    TokenizedDataset.build(open_rows(table(3), folder=Path()), encoder, ledger=ledger)
+    TokenizedDataset.build(open_rows(table(3), folder=Path()), row_tokenizer, ledger=ledger)
 
     counts = ledger.split("training")
     assert counts.loss_tokens > 3

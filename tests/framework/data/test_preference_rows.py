@@ -108,10 +108,12 @@ def test_streamed_pairs_are_those_of_the_file(tmp_path: Path) -> None:
 def test_cached_tokens_are_those_of_the_rows(trainer: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
     write_json_lines(tmp_path / "rows.jsonl", rows)
     source = open_rows(tmp_path / "rows.jsonl", folder=tmp_path)
-    encoder = build_row_tokenizer(load_config(settings(trainer)).config, tokenizer=byte_tokenizer(), context_length=64)
-    plain = TokenizedDataset.build(source, encoder, ledger=Ledger(None, max_bad_rows=0))
+    row_tokenizer = build_row_tokenizer(
+        load_config(settings(trainer)).config, tokenizer=byte_tokenizer(), context_length=64
+    )
+    plain = TokenizedDataset.build(source, row_tokenizer, ledger=Ledger(None, max_bad_rows=0))
     caches = [TokenCache(tmp_path / "cache") for _ in range(2)]
-    stored = [cache.encode(source, encoder, ledger=Ledger(None, max_bad_rows=0)) for cache in caches]
+    stored = [cache.encode(source, row_tokenizer, ledger=Ledger(None, max_bad_rows=0)) for cache in caches]
 
     assert [cache.uses["training"].hit for cache in caches] == [False, True]
     for dataset in stored:
@@ -123,8 +125,8 @@ def test_cached_tokens_are_those_of_the_rows(trainer: str, rows: list[dict[str, 
 def test_pairs_without_inputs_are_evaluated_as_pairs() -> None:
     rows = [{key: row["question"] + row[key] for key in ("chosen", "rejected")} for row in PAIRS]
     config = load_config(settings(input_features=[])).config
-    encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64)
-    parts: Any = SimpleNamespace(config=config, encoder=encoder, labels={}, tokens=None)
+    row_tokenizer = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64)
+    parts: Any = SimpleNamespace(config=config, row_tokenizer=row_tokenizer, labels={}, tokens=None)
     source, ledger = open_rows(rows, folder=Path()), Ledger(None, max_bad_rows=0)
     evaluated = build_eval_dataset(parts, source, split="test", ledger=ledger)
 
@@ -140,7 +142,9 @@ def test_another_column_of_answers_gives_other_cached_tokens(tmp_path: Path) -> 
     outputs = [PAIR, PAIR | {"rejected": "worse"}]
     configs = [load_config(settings(output_features=[output])).config for output in outputs]
     encoders = [build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64) for config in configs]
-    first, other = (cache.encode(source, encoder, ledger=Ledger(None, max_bad_rows=0)) for encoder in encoders)
+    first, other = (
+        cache.encode(source, row_tokenizer, ledger=Ledger(None, max_bad_rows=0)) for row_tokenizer in encoders
+    )
 
     assert first.fingerprint != other.fingerprint
 
@@ -154,9 +158,9 @@ def test_pairs_that_cannot_be_compared_are_in_the_quarantine_with_the_reason(tmp
     ]
     write_json_lines(tmp_path / "rows.jsonl", [*PAIRS, *odd])
     source = open_rows(tmp_path / "rows.jsonl", folder=tmp_path)
-    encoder = build_row_tokenizer(load_config(settings()).config, tokenizer=byte_tokenizer(), context_length=64)
+    row_tokenizer = build_row_tokenizer(load_config(settings()).config, tokenizer=byte_tokenizer(), context_length=64)
     ledger = Ledger(tmp_path, max_bad_rows=4)
-    encoded = TokenizedDataset.build(source, encoder, ledger=ledger)
+    encoded = TokenizedDataset.build(source, row_tokenizer, ledger=ledger)
     records = read_json_lines(tmp_path / "quarantine.jsonl")
 
     assert len(encoded) == len(PAIRS)

@@ -56,10 +56,10 @@ def ledger(folder: Path | None = None) -> Ledger:
     return Ledger(folder, max_bad_rows=99)
 
 
-def cached(folder: Path, rows: Rows, encoder: RowTokenizer, **options: Any) -> tuple[TokenizedDataset, bool]:
+def cached(folder: Path, rows: Rows, row_tokenizer: RowTokenizer, **options: Any) -> tuple[TokenizedDataset, bool]:
     """Return the rows read through a cache, and whether they were cached before."""
     cache = TokenCache(folder)
-    encoded = cache.encode(rows, encoder, ledger=options.pop("ledger", ledger()), **options)
+    encoded = cache.encode(rows, row_tokenizer, ledger=options.pop("ledger", ledger()), **options)
     (use,) = cache.uses.values()
     assert use.rows == len(encoded)
     assert use.bytes == sum(file.stat().st_size for file in Path(use.path).iterdir())
@@ -84,12 +84,12 @@ def quarantined(folder: Path) -> list[Any]:
 def test_cached_rows_equal_newly_encoded_rows(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], workers: int
 ) -> None:
-    encoder, options = make_encoder(), LoaderOptions(workers=workers)
+    row_tokenizer, options = make_encoder(), LoaderOptions(workers=workers)
     plain = ledger(tmp_path / "plain")
-    wanted = TokenizedDataset.build(rows, encoder, ledger=plain, chunk=7)
+    wanted = TokenizedDataset.build(rows, row_tokenizer, ledger=plain, chunk=7)
     for hit in (False, True, True):
         counted = ledger(tmp_path / f"run{hit}")
-        result, was_there = cached(tmp_path / "tokens", rows, encoder, ledger=counted, options=options, chunk=7)
+        result, was_there = cached(tmp_path / "tokens", rows, row_tokenizer, ledger=counted, options=options, chunk=7)
         assert was_there == hit
         assert_same(result, wanted)
         assert isinstance(result.ids_L, np.memmap)
@@ -102,8 +102,8 @@ def test_cached_rows_equal_newly_encoded_rows(
 def test_every_setting_that_affects_tokens_changes_the_cache_key(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer], make_config: Callable[..., Config]
 ) -> None:
-    tokens, encoder = tmp_path / "tokens", make_encoder()
-    cached(tokens, rows, encoder)
+    tokens, row_tokenizer = tmp_path / "tokens", make_encoder()
+    cached(tokens, rows, row_tokenizer)
     other = byte_tokenizer()
     other.add_special_tokens({"additional_special_tokens": ["what"]})
     labelled = [{"name": "answer", "type": "category", "decoder": {"labels": ["2", "44"]}}]
@@ -115,7 +115,7 @@ def test_every_setting_that_affects_tokens_changes_the_cache_key(
         return build_row_tokenizer(retrieval, tokenizer=byte_tokenizer(), context_length=90, retriever=retriever)
 
     variants: list[tuple[Rows, RowTokenizer]] = [
-        (rows.select(range(30)), encoder),
+        (rows.select(range(30)), row_tokenizer),
         (rows, make_encoder(prompt={"task": "Add."})),
         (rows, make_encoder(output_features=labelled)),
         (rows, make_encoder(input_features=asked)),
@@ -129,7 +129,7 @@ def test_every_setting_that_affects_tokens_changes_the_cache_key(
     for number, (variant, its_encoder) in enumerate(variants, start=2):
         assert not cached(tokens, variant, its_encoder)[1]
         assert len([path for path in tokens.iterdir() if path.is_dir()]) == number
-    assert not cached(tokens, rows, encoder, split="validation")[1]
+    assert not cached(tokens, rows, row_tokenizer, split="validation")[1]
     assert cached(tokens, rows, make_encoder())[1]
 
 
@@ -138,10 +138,10 @@ def test_rows_expanded_from_dialogues_keep_their_keys(tmp_path: Path, make_confi
     said = [("user", "a?"), ("assistant", "b"), ("user", "c?"), ("assistant", "d")]
     chat = [{"role": role, "content": content} for role, content in said]
     rows = open_rows([{"chat": chat}, {"chat": chat}], folder=tmp_path)
-    encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=99)
+    row_tokenizer = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=99)
     made = expanded(rows, build_expander(config, mode="squash"))
     for _ in range(2):
-        result, _ = cached(tmp_path / "tokens", made, encoder)
+        result, _ = cached(tmp_path / "tokens", made, row_tokenizer)
         assert list(result.keys) == ["dataset:1#1", "dataset:1#2", "dataset:2#1", "dataset:2#2"]
 
 
@@ -219,17 +219,17 @@ def test_damaged_tokens_are_encoded_again(
     damage: Callable[[Path], None],
     expected: str,
 ) -> None:
-    tokens, encoder = tmp_path / "tokens", make_encoder()
-    wanted = TokenizedDataset.build(rows, encoder, ledger=ledger())
-    cached(tokens, rows, encoder)
+    tokens, row_tokenizer = tmp_path / "tokens", make_encoder()
+    wanted = TokenizedDataset.build(rows, row_tokenizer, ledger=ledger())
+    cached(tokens, rows, row_tokenizer)
     (folder,) = (path for path in tokens.iterdir() if path.is_dir())
     damage(folder)
     with caplog.at_level(logging.WARNING):
-        result, hit = cached(tokens, rows, encoder)
+        result, hit = cached(tokens, rows, row_tokenizer)
     assert not hit
     assert f"the tokens in {folder} are computed again: {expected}" in caplog.text
     assert_same(result, wanted)
-    assert cached(tokens, rows, encoder)[1]
+    assert cached(tokens, rows, row_tokenizer)[1]
     assert {path.name for path in tokens.iterdir()} == {folder.name, f"{folder.name}.lock"}
 
 
@@ -357,7 +357,7 @@ from partita_schema.config import Config
 config = Config.model_validate({
     "base_model": "m", "input_features": [{"name": "question", "type": "text"}],
     "output_features": [{"name": "answer", "type": "text"}], "trainer": {"type": "finetune"}})
-encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=40)
+row_tokenizer = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=40)
 rows = open_rows(Path("rows.jsonl"), folder=Path())
 """
 
@@ -373,7 +373,7 @@ def test_partial_tokens_after_a_kill_are_not_used(
     tmp_path: Path, rows: Rows, make_encoder: Callable[..., RowTokenizer]
 ) -> None:
     kill = "lambda number: os.kill(os.getpid(), signal.SIGKILL)"
-    encode = "TokenCache(Path('tokens')).encode(rows, encoder, ledger=Ledger(None, max_bad_rows=99), chunk=20"
+    encode = "TokenCache(Path('tokens')).encode(rows, row_tokenizer, ledger=Ledger(None, max_bad_rows=99), chunk=20"
     ended = run_program(tmp_path, f"{encode}, progress={kill})")
     assert ended.returncode == -9, ended.stderr
     tokens = tmp_path / "tokens"
@@ -390,7 +390,7 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path, rows: Rows)
     full = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    TokenCache(Path('tokens')).encode(rows, encoder, ledger=Ledger(None, max_bad_rows=99))
+    TokenCache(Path('tokens')).encode(rows, row_tokenizer, ledger=Ledger(None, max_bad_rows=99))
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -406,10 +406,12 @@ except Exception as error:
 def test_encoding_keeps_only_a_chunk_in_memory(tmp_path: Path, make_encoder: Callable[..., RowTokenizer]) -> None:
     text = "0123456789" * 100
     rows = open_rows({"question": [text] * 3000, "answer": ["y"] * 3000}, folder=tmp_path)
-    encoder = build_row_tokenizer(make_encoder().formatter.config, tokenizer=byte_tokenizer(), context_length=None)
-    cached(tmp_path / "first", rows.select(range(50)), encoder, chunk=50)  # created once for all
+    row_tokenizer = build_row_tokenizer(
+        make_encoder().formatter.config, tokenizer=byte_tokenizer(), context_length=None
+    )
+    cached(tmp_path / "first", rows.select(range(50)), row_tokenizer, chunk=50)  # created once for all
     tracemalloc.start()
-    result, _ = cached(tmp_path / "tokens", rows, encoder, chunk=50)
+    result, _ = cached(tmp_path / "tokens", rows, row_tokenizer, chunk=50)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert result.ids_L.nbytes > 12_000_000

@@ -45,7 +45,7 @@ def parts_of(
     return PredictionParts(
         config=config.model_copy(update={"seed": seed}),
         generator=LocalGenerator(lm),
-        encoder=encoder_of(config, lm),
+        row_tokenizer=encoder_of(config, lm),
         decoder=Decoder(config, labels={}),
         generation=generation or GenerationOptions({}),
         max_new_tokens=max_new_tokens,

@@ -39,7 +39,7 @@ config = Config.model_validate({
 lm = ScriptedModel(lambda prompt: prompt)
 parts = PredictionParts(
     config=config, generator=LocalGenerator(lm),
-    encoder=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+    row_tokenizer=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
     decoder=Decoder(config, labels={}), generation=GenerationOptions({}), max_new_tokens=128,
 )
 for rows in (5000, 50000):

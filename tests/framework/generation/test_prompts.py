@@ -16,16 +16,18 @@ UPPER = ScriptedModel(str.upper)
 ROWS = [{"question": text} for text in ("one", "three", None, "x" * 30, "two")]
 
 
-def prompts_of(rows: Any, encoder: Any, config: Any, **options: Any) -> EncodedPrompts:
-    return EncodedPrompts(rows, encoder, row_schema(config, supervised=False), **options)
+def prompts_of(rows: Any, row_tokenizer: Any, config: Any, **options: Any) -> EncodedPrompts:
+    return EncodedPrompts(rows, row_tokenizer, row_schema(config, supervised=False), **options)
 
 
 def test_lengths_keys_and_reasons_are_stored_and_tokens_are_encoded_when_needed(
     make_config: Any, make_rows: Any
 ) -> None:
-    encoder = encoder_of(make_config(), UPPER, max_length=20)
-    prompts = prompts_of(make_rows(ROWS), encoder, make_config(), chunk=2)
-    ids = [list(encoder.encode_prompt(row, key="").input_ids) for row in ({"question": "two"}, {"question": "one"})]
+    row_tokenizer = encoder_of(make_config(), UPPER, max_length=20)
+    prompts = prompts_of(make_rows(ROWS), row_tokenizer, make_config(), chunk=2)
+    ids = [
+        list(row_tokenizer.encode_prompt(row, key="").input_ids) for row in ({"question": "two"}, {"question": "one"})
+    ]
     assert prompts.prompts([4, 0]) == ids
     assert prompts.lengths.tolist() == [len(ids[1]), len(ids[1]) + 2, 0, 0, len(ids[0])]
     assert prompts.skipped == {2: "column question is missing or empty"}

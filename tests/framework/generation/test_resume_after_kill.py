@@ -64,7 +64,7 @@ lm = Sampled(answer)
 def predict(folder):
     parts = PredictionParts(
         config=config, generator=LocalGenerator(lm),
-        encoder=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
+        row_tokenizer=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
         decoder=Decoder(config, labels={}), generation=GenerationOptions({"do_sample": not ceiling}), max_new_tokens=40,
     )
     files = PredictionFiles(

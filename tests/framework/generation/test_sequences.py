@@ -69,8 +69,8 @@ def lm() -> Any:
 
 def parts_of(lm: Any, config: Config) -> PipelineParts:
     context = getattr(config.base_model, "context_length", None)
-    encoder = build_row_tokenizer(config, tokenizer=lm.tokenizer, context_length=context)
-    return prediction_parts(config, lm, LocalGenerator(lm), encoder, folder=Path(), labels={"action": LABELS})
+    row_tokenizer = build_row_tokenizer(config, tokenizer=lm.tokenizer, context_length=context)
+    return prediction_parts(config, lm, LocalGenerator(lm), row_tokenizer, folder=Path(), labels={"action": LABELS})
 
 
 def dialogues(count: int, *, longest: int = 40) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def by_hand(lm: Any, parts: PipelineParts, row: dict[str, Any]) -> dict[str, str
     texts: dict[str, str] = {}
     clean = row_schema(parts.config, supervised=False).load(row)
     for index, name in enumerate(parts.sequence.names):
-        prompt = parts.encoder.encode_next_output(clean, texts, key="k", earlier_ids=(), earlier_text="")
+        prompt = parts.row_tokenizer.encode_next_output(clean, texts, key="k", earlier_ids=(), earlier_text="")
         texts[name] = alone(lm, parts, prompt, index)
     return texts
 
@@ -159,7 +159,7 @@ def test_the_probabilities_of_a_label_in_a_sequence_equal_those_by_hand(lm: Any)
         texts, scores = json.loads(answer.record.text or ""), answer.record.scores
         clean = row_schema(parts.config, supervised=False).load(values[answer.row])
         state = {"state": texts["state"]}
-        prompt = parts.encoder.encode_next_output(clean, state, key="k", earlier_ids=(), earlier_text="")
+        prompt = parts.row_tokenizer.encode_next_output(clean, state, key="k", earlier_ids=(), earlier_text="")
         assert scores is not None
         assert list(scores) == ["action"]
         assert scores["action"] == pytest.approx(scores_by_hand(lm, prompt.input_ids), abs=1e-3)

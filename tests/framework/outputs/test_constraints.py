@@ -26,7 +26,9 @@ CHATML = (
 
 
 def formed(config: Config, tokenizer: Any, labels: dict[str, tuple[str, ...]]) -> GenerationOptions:
-    return with_constraints(PLAIN, config, labels=labels, encoder=RowTokenizer(Formatter(config, tokenizer=tokenizer)))
+    return with_constraints(
+        PLAIN, config, labels=labels, row_tokenizer=RowTokenizer(Formatter(config, tokenizer=tokenizer))
+    )
 
 
 def test_outputs_without_constraints_leave_answers_free(make_config: MakeConfig) -> None:

@@ -38,7 +38,7 @@ def pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 )
 def test_a_chat_has_the_prompt_of_a_row_with_its_messages(messages: list[dict[str, Any]], pipeline: Any) -> None:
     row = row_schema(pipeline.config, supervised=False).load({"messages": messages})
-    [prompt] = pipeline.encoder.encode_prompts([row], [""])
+    [prompt] = pipeline.row_tokenizer.encode_prompts([row], [""])
     assert prompt.error is None
     assert ChatPrompts(pipeline).encode(messages) == list(prompt.input_ids)
 

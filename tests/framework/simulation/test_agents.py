@@ -310,7 +310,7 @@ def test_models_share_the_memory_budget() -> None:
 
     def model(result: BatchSize) -> Any:
         lm = SimpleNamespace(answer_context=None)
-        pipeline = SimpleNamespace(encoder=SimpleNamespace(max_length=96), max_new_tokens=5, lm=lm)
+        pipeline = SimpleNamespace(row_tokenizer=SimpleNamespace(max_length=96), max_new_tokens=5, lm=lm)
         return SimpleNamespace(pipeline=pipeline, tuner=SimpleNamespace(generation=lambda lengths, batch_size: result))
 
     section = Simulation.model_validate(settings(Path())["simulation"])

@@ -212,7 +212,7 @@ def build_endpoint_parts(context: RunContext, client: EndpointClient) -> Pipelin
         generator=client,
         folder=folder,
         labels=labels,
-        encoder=RowTokenizer(formatter),
+        row_tokenizer=RowTokenizer(formatter),
         decoder=Decoder(config, labels=labels),
         generation=server_options(config),
         # A label is never shorter in bytes than in tokens.

@@ -336,7 +336,7 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
         workers=worker_backend.workers,
         timeout_seconds=config.backend.timeout_seconds,
     )
-    encoder = build_row_tokenizer(
+    row_tokenizer = build_row_tokenizer(
         config,
         tokenizer=tokenizer,
         context_length=pool.context_length,
@@ -349,7 +349,7 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
         labels = {**labels, config.head_output.name: pool.facts.head_labels or ()}
     # The rows of a reward model may hold two answers to a prompt, each of which fits.
     generator = PoolGenerator(pool, is_limited=not config.scores_answers)
-    parts = prediction_parts(config, pool, generator, encoder, folder=folder, labels=labels)
+    parts = prediction_parts(config, pool, generator, row_tokenizer, folder=folder, labels=labels)
     logger.info("%s with the model on Ray", counted(worker_backend.workers, "worker"))
     return pool, parts
 

@@ -38,7 +38,7 @@ class RowPrompt:
 
 
 class RowPrompts:
-    """Identifies prompts that the server renders; implements `PromptEncoder`."""
+    """Identifies prompts that the server renders; implements `PromptTokenizer`."""
 
     def encode_prompts(self, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[RowPrompt]:
         """Return what identifies the prompt of each row."""
@@ -128,7 +128,7 @@ def served_parts(context: RunContext, server: RowServer, *, batch_size: int | No
     return ServedParts(
         config=config,
         generator=RowServerGenerator(server, config),
-        encoder=RowPrompts(),
+        row_tokenizer=RowPrompts(),
         decoder=Decoder(config, labels=described.labels),
         generation=GenerationOptions({"do_sample": described.do_sample}),
         max_new_tokens=described.max_new_tokens,

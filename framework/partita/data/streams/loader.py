@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from partita.data.batching.collate import Collate
 from partita.data.batching.cursor import Cursor, Resume, continued, short_parts
 from partita.data.batching.plan import NOTHING, PlannedBatch
-from partita.data.chunks import ChunkEncoder, EncodedChunk, RawChunk
+from partita.data.chunks import ChunkTokenizer, EncodedChunk, RawChunk
 from partita.data.formats.text_files import is_mostly_broken
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
@@ -75,7 +75,7 @@ class StreamLoader:
     def __init__(
         self,
         plan: ShardPlan,
-        encoder: RowTokenizer,
+        row_tokenizer: RowTokenizer,
         *,
         options: LoaderOptions,
         batches_per_step: int,
@@ -93,7 +93,7 @@ class StreamLoader:
 
         Args:
             plan: The streams, their shard groups and the policy.
-            encoder: Tokenizes the rows.
+            row_tokenizer: Tokenizes the rows.
             options: Worker processes and prefetching.
             batches_per_step: Batches in one optimizer step, summed over all ranks.
             parts: What decides the batches besides the streams, by readable names.
@@ -108,7 +108,7 @@ class StreamLoader:
         check_ranks(process_group.world_size, batches_per_step)
         self.plan = plan
         """The streams, their shard groups and the policy."""
-        self._encoder = encoder
+        self._row_tokenizer = row_tokenizer
         self._options = options
         self._ledger, self._collate, self._resume = ledger, collate_batch, resume
         self._process_group = process_group
@@ -116,7 +116,7 @@ class StreamLoader:
         self._own = sorted({slot % plan.num_groups for slot in self._slots})
         self._slots_of_groups = [slot for slot in range(batches_per_step) if slot % plan.num_groups in self._own]
         groups = {"shard groups": str(plan.num_groups), "shard group version": str(SHARD_GROUP_VERSION)}
-        self._cursor = Cursor(short_parts({**plan.parts, **groups, **encoder.parts(), **parts}))
+        self._cursor = Cursor(short_parts({**plan.parts, **groups, **row_tokenizer.parts(), **parts}))
         self._notes: list[WindowReport] = []
         self._num_unreadable = 0
         self._statistics = Statistics()
@@ -189,7 +189,7 @@ class StreamLoader:
             yield from self._statistics.count(steps)
 
     def _steps(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
-        encode = ChunkEncoder(self._encoder, max_row_tokens=self.plan.policy.max_row_tokens)
+        encode = ChunkTokenizer(self._row_tokenizer, max_row_tokens=self.plan.policy.max_row_tokens)
         with EncodingWorkers(encode, self._options) as workers:
             for epoch in epochs:
                 start = self._cursor if epoch == self._cursor.epoch else Cursor(self._cursor.parts, epoch)
@@ -238,7 +238,7 @@ class StreamLoader:
     def _group(
         self, number: int, epoch: int, position: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> ShardGroup:
-        expander = self._encoder.expander
+        expander = self._row_tokenizer.expander
         return ShardGroup(
             self.plan,
             number,

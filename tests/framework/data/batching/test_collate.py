@@ -20,8 +20,8 @@ from partita.data.tokenized import TokenizedDataset
 def test_the_first_token_of_a_packed_row_is_not_in_the_loss(make_config: Any, tokenizer: Any, lines: list[int]) -> None:
     config = make_config(trainer={"type": "finetune", "completion_only_loss": False})
     rows = open_rows([{"question": text, "answer": "c"} for text in ("ab", "d", "efg")], folder=Path())
-    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=64)
-    encoded = TokenizedDataset.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0))
+    row_tokenizer = build_row_tokenizer(config, tokenizer=tokenizer, context_length=64)
+    encoded = TokenizedDataset.build(rows, row_tokenizer, ledger=Ledger(None, max_bad_rows=0))
     assert [encoded.loss_spans(row).tolist()[0][0] for row in range(3)] == [0, 0, 0]
 
     batch = collate(encoded, PlannedBatch(np.arange(3), np.array(lines)), pad_token_id=0)
@@ -34,8 +34,8 @@ def test_the_first_token_of_a_packed_row_is_not_in_the_loss(make_config: Any, to
 
 def test_keys_of_a_batch_are_those_of_its_rows(make_config: Any, tokenizer: Any) -> None:
     rows = open_rows([{"question": text, "answer": "c"} for text in ("ab", "d", "efg")], folder=Path())
-    encoder = build_row_tokenizer(make_config(), tokenizer=tokenizer, context_length=64)
-    encoded = TokenizedDataset.build(rows, encoder, ledger=Ledger(None, max_bad_rows=0))
+    row_tokenizer = build_row_tokenizer(make_config(), tokenizer=tokenizer, context_length=64)
+    encoded = TokenizedDataset.build(rows, row_tokenizer, ledger=Ledger(None, max_bad_rows=0))
     keys = encoded.keys
     for known in (keys, RowKeys(keys.names, keys.files, keys.numbers, parts=np.array([2, 1, 3]))):
         batch = collate(replace(encoded, keys=known), PlannedBatch(np.array([2, 0]), np.arange(2)), pad_token_id=0)

@@ -156,8 +156,8 @@ def test_a_piece_begins_with_the_last_token_of_the_one_before() -> None:
 
 def encode(rows: list[dict[str, Any]], *, context_length: int | None = 16, **changes: Any) -> TokenizedDataset:
     config = Config.model_validate(CONFIG.model_dump() | changes)
-    encoder = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=context_length)
-    return TokenizedDataset.build(open_rows(rows, folder=Path()), encoder, ledger=Ledger(None, max_bad_rows=0.5))
+    row_tokenizer = build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=context_length)
+    return TokenizedDataset.build(open_rows(rows, folder=Path()), row_tokenizer, ledger=Ledger(None, max_bad_rows=0.5))
 
 
 def test_documents_end_with_the_end_token_and_are_not_truncated() -> None:
@@ -180,10 +180,12 @@ def test_the_length_of_chunks_is_written_or_the_context_up_to_2048(
 ) -> None:
     config = CONFIG.model_dump() | {"data": {"batching": {"type": "chunk", "context_length": written}}}
 
-    encoder = build_row_tokenizer(Config.model_validate(config), tokenizer=byte_tokenizer(), context_length=context)
+    row_tokenizer = build_row_tokenizer(
+        Config.model_validate(config), tokenizer=byte_tokenizer(), context_length=context
+    )
 
-    assert encoder.chunk_length == length
-    assert encoder.max_length is None
+    assert row_tokenizer.chunk_length == length
+    assert row_tokenizer.max_length is None
 
 
 def test_chunks_longer_than_the_context_are_refused() -> None:

@@ -158,20 +158,20 @@ def encoder_of(family: str, **sections: Any) -> RowTokenizer:
 THINKING = {"prompt": {"chat_template_kwargs": {"enable_thinking": True}}}
 
 
-def examples(encoder: RowTokenizer, row: Row) -> list[Example | RowError]:
-    assert encoder.expander is not None
-    expanded = encoder.expander.expand(row, "k")
-    checked = check_rows(row_schema(encoder.formatter.config, supervised=True), [made for _, made in expanded])
+def examples(row_tokenizer: RowTokenizer, row: Row) -> list[Example | RowError]:
+    assert row_tokenizer.expander is not None
+    expanded = row_tokenizer.expander.expand(row, "k")
+    checked = check_rows(row_schema(row_tokenizer.formatter.config, supervised=True), [made for _, made in expanded])
     assert not checked.bad
-    return encoder.encode_rows(list(checked.clean.values()), [key for key, _ in expanded])
+    return row_tokenizer.encode_rows(list(checked.clean.values()), [key for key, _ in expanded])
 
 
-def loss_texts(encoder: RowTokenizer, row: Row) -> list[str]:
+def loss_texts(row_tokenizer: RowTokenizer, row: Row) -> list[str]:
     """Return the texts in the loss, with the reason of each row that is left out."""
-    tokenizer = encoder.formatter.tokenizer
+    tokenizer = row_tokenizer.formatter.tokenizer
     return [
         text
-        for example in examples(encoder, row)
+        for example in examples(row_tokenizer, row)
         for text in (
             [str(example)]
             if isinstance(example, RowError)
@@ -187,12 +187,12 @@ def answers_of(messages: Messages) -> list[int]:
 @pytest.mark.parametrize("kind", ROWS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_tool_calls_and_reasoning_are_in_the_loss_or_the_row_says_why_not(family: str, kind: str) -> None:
-    encoder = encoder_of(family)
+    row_tokenizer = encoder_of(family)
 
-    texts = loss_texts(encoder, ROWS[kind])
+    texts = loss_texts(row_tokenizer, ROWS[kind])
 
-    assert encoder.expander is not None
-    assert encoder.expander.mode == ("packed_dialogue" if family in PACKED else "squash")
+    assert row_tokenizer.expander is not None
+    assert row_tokenizer.expander.mode == ("packed_dialogue" if family in PACKED else "squash")
     expected = LOSS[family]["plain" if kind == "system" else kind]
     if expected[0].startswith("the chat template"):
         assert texts
@@ -207,40 +207,40 @@ def test_rows_have_the_ids_of_apply_chat_template_and_start_with_the_prompts_of_
     family: str, kind: str
 ) -> None:
     thinks = kind == "reasoning" and family == "qwen 3"
-    encoder, row = encoder_of(family, **(THINKING if thinks else {})), ROWS[kind]
+    row_tokenizer, row = encoder_of(family, **(THINKING if thinks else {})), ROWS[kind]
     tokenizer, messages = tokenizer_of(family), row["messages"]
     ends = answers_of(messages)
 
-    good = [example for example in examples(encoder, row) if isinstance(example, Example)]
+    good = [example for example in examples(row_tokenizer, row) if isinstance(example, Example)]
 
     for example, last in zip(good, ends[-1:] if family in PACKED else ends, strict=True) if good else ():
         whole = tokenizer.apply_chat_template(
             messages[: last + 1], tools=row.get("tools"), enable_thinking=thinks, return_dict=True
         )
         assert example.input_ids == whole["input_ids"]
-        asked = row_schema(encoder.formatter.config, supervised=False).load(row | {"messages": messages[:last]})
-        assert example.input_ids[: example.spans[-1][0]] == encoder.encode_prompt(asked, key="k").input_ids
+        asked = row_schema(row_tokenizer.formatter.config, supervised=False).load(row | {"messages": messages[:last]})
+        assert example.input_ids[: example.spans[-1][0]] == row_tokenizer.encode_prompt(asked, key="k").input_ids
     assert bool(good) == (thinks or not LOSS[family].get(kind, [""])[0].startswith("the chat template"))
 
 
 def test_with_thinking_the_thought_of_each_answer_is_learned_and_those_of_earlier_turns_are_dropped() -> None:
-    encoder = encoder_of("qwen 3", **THINKING)
+    row_tokenizer = encoder_of("qwen 3", **THINKING)
 
-    assert loss_texts(encoder, ROWS["reasoning"]) == [
+    assert loss_texts(row_tokenizer, ROWS["reasoning"]) == [
         "<think>\nThe user asks.\n</think>\n\n2<|im_end|>",
         "<think>\nEasy.\n</think>\n\n4<|im_end|>",
     ]
-    assert loss_texts(encoder, ROWS["plain"])[0] == "<think>\n\n</think>\n\nHello<|im_end|>"
-    second = examples(encoder, ROWS["reasoning"])[1]
+    assert loss_texts(row_tokenizer, ROWS["plain"])[0] == "<think>\n\n</think>\n\nHello<|im_end|>"
+    second = examples(row_tokenizer, ROWS["reasoning"])[1]
     assert isinstance(second, Example)
     assert tokenizer_of("qwen 3").decode(second.input_ids).count("The user asks.") == 0
 
 
 def test_a_thought_before_a_tool_call_stays_until_the_next_question() -> None:
     messages = [TOOLS[0], TOOLS[1] | {"reasoning_content": "I need the sky."}, *TOOLS[2:4]]
-    encoder = encoder_of("qwen 3", **THINKING)
+    row_tokenizer = encoder_of("qwen 3", **THINKING)
 
-    first, second = examples(encoder, {"messages": messages, "tools": [TOOL]})
+    first, second = examples(row_tokenizer, {"messages": messages, "tools": [TOOL]})
 
     assert isinstance(first, Example)
     assert isinstance(second, Example)
@@ -266,9 +266,9 @@ def test_sharegpt_with_json_text_gives_the_same_rows_as_messages(family: str) ->
         "tools": '[{"name": "get_weather", "description": "Weather of a city.", "parameters": {"type": "object", '
         '"properties": {"city": {"type": "string"}}}}]',
     }
-    encoder = encoder_of(family)
+    row_tokenizer = encoder_of(family)
 
-    texts = loss_texts(encoder, row)
+    texts = loss_texts(row_tokenizer, row)
 
     expected = LOSS[family]["tools"]
     assert texts[1:] == expected[1:]
@@ -299,9 +299,9 @@ def test_ids_that_a_template_refuses_are_replaced_in_calls_and_their_results() -
 
 
 def test_arguments_are_text_for_templates_that_concatenate_them() -> None:
-    encoder = encoder_of("deepseek r1", data={"dialogue": {"ignore_keys": ["tools"]}})
+    row_tokenizer = encoder_of("deepseek r1", data={"dialogue": {"ignore_keys": ["tools"]}})
 
-    called, *said = loss_texts(encoder, ROWS["tools"])
+    called, *said = loss_texts(row_tokenizer, ROWS["tools"])
 
     assert '```json\n{"city": "Paris", "days": 2}\n```' in called
     assert called.endswith(DEEPSEEK)
@@ -312,9 +312,9 @@ def test_a_template_that_thinks_in_its_prompt_is_prompted_as_its_dialogues_are_w
     asked = {"messages": PLAIN[:1]}
     texts = []
     for sections in ({}, THINKING):
-        encoder = encoder_of("deepseek r1", **sections)
-        row = row_schema(encoder.formatter.config, supervised=False).load(asked)
-        texts.append(encoder.encode_prompt(row, key="k").text)
+        row_tokenizer = encoder_of("deepseek r1", **sections)
+        row = row_schema(row_tokenizer.formatter.config, supervised=False).load(asked)
+        texts.append(row_tokenizer.encode_prompt(row, key="k").text)
 
     assert texts[0].endswith(bars("<@Assistant@>"))
     assert texts[1] == texts[0] + "<think>\n"
@@ -378,11 +378,11 @@ def test_marks_of_generation_decide_the_loss_of_tool_calls_too() -> None:
         "{% else %}{{- message.content }}{% endif %}" + call,
     )
     config = encoder_of("granite 3").formatter.config
-    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None)
+    row_tokenizer = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None)
     content = [TOOLS[0], TOOLS[1] | {"content": "Let me look."}]
 
-    assert loss_texts(encoder, {"messages": content, "tools": [TOOL]}) == ["Let me look."]
-    [reason] = loss_texts(encoder, {"messages": TOOLS[:2], "tools": [TOOL]})
+    assert loss_texts(row_tokenizer, {"messages": content, "tools": [TOOL]}) == ["Let me look."]
+    [reason] = loss_texts(row_tokenizer, {"messages": TOOLS[:2], "tools": [TOOL]})
     assert reason.startswith("the chat template marks nothing of the answer ")
 
 
@@ -398,31 +398,31 @@ def test_variables_reach_the_chat_template() -> None:
 
 
 def test_a_tool_call_is_scored_as_the_text_that_the_template_writes_for_it() -> None:
-    encoder = encoder_of("qwen 2.5")
+    row_tokenizer = encoder_of("qwen 2.5")
     row = {"messages": TOOLS[:2], "tools": [TOOL]}
-    schema = row_schema(encoder.formatter.config, supervised=True)
+    schema = row_schema(row_tokenizer.formatter.config, supervised=True)
 
     assert schema.load(row)["reply"] == '{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}'
-    assert encoder.reference(schema.load(row), key="k")["reply"] == QWEN_CALL[1:]
-    assert encoder.reference(schema.load(ROWS["plain"]), key="k")["reply"] == "So long"
+    assert row_tokenizer.reference(schema.load(row), key="k")["reply"] == QWEN_CALL[1:]
+    assert row_tokenizer.reference(schema.load(ROWS["plain"]), key="k")["reply"] == "So long"
     whole = encoder_of("qwen 2.5", trainer={"type": "finetune", "completion_only_loss": False})
     assert whole.reference(schema.load(row), key="k")["reply"] == QWEN_CALL[1:]
 
 
 def test_an_answer_after_an_empty_thought_is_scored_with_it() -> None:
     for sections, written in (({}, "So long"), (THINKING, "<think>\n\n</think>\n\nSo long")):
-        encoder = encoder_of("qwen 3", **sections)
-        [*_, (_, row)] = for_scores(encoder.expander).expand(ROWS["plain"], "k") if encoder.expander else []
-        clean = row_schema(encoder.formatter.config, supervised=True).load(row)
-        assert encoder.reference(clean, key="k")["reply"] == written
+        row_tokenizer = encoder_of("qwen 3", **sections)
+        [*_, (_, row)] = for_scores(row_tokenizer.expander).expand(ROWS["plain"], "k") if row_tokenizer.expander else []
+        clean = row_schema(row_tokenizer.formatter.config, supervised=True).load(row)
+        assert row_tokenizer.reference(clean, key="k")["reply"] == written
 
 
 def test_without_a_chat_template_tools_and_reasoning_are_refused() -> None:
-    encoder = encoder_of("qwen 3", prompt={"chat": False})
+    row_tokenizer = encoder_of("qwen 3", prompt={"chat": False})
 
-    assert loss_texts(encoder, ROWS["tools"])[-1] == (
+    assert loss_texts(row_tokenizer, ROWS["tools"])[-1] == (
         "the dialogue has tools, which only a chat template can write, and none is used; write a base_model with one, "
         "or data.dialogue: {ignore_keys: [tools]}"
     )
-    assert "the dialogue has tool_calls, which only" in loss_texts(encoder, {"messages": TOOLS})[-1]
-    assert "the dialogue has reasoning_content, which only" in loss_texts(encoder, ROWS["reasoning"])[0]
+    assert "the dialogue has tool_calls, which only" in loss_texts(row_tokenizer, {"messages": TOOLS})[-1]
+    assert "the dialogue has reasoning_content, which only" in loss_texts(row_tokenizer, ROWS["reasoning"])[0]

@@ -28,12 +28,12 @@ def encoder_of(made: Make, tokenizer: Any, *, limit: int | None = None, **sectio
     return build_row_tokenizer(made(**(FEATURES | sections)), tokenizer=tokenizer, context_length=limit)
 
 
-def examples(encoder: RowTokenizer, row: dict[str, Any], *, scored: bool = False) -> list[Example | RowError]:
-    expander = encoder.expander
+def examples(row_tokenizer: RowTokenizer, row: dict[str, Any], *, scored: bool = False) -> list[Example | RowError]:
+    expander = row_tokenizer.expander
     assert expander is not None
     made = (for_scores(expander) if scored else expander).expand(row, "k")
-    schema = row_schema(encoder.formatter.config, supervised=True)
-    return encoder.encode_rows([schema.load(row) for _, row in made], [key for key, _ in made])
+    schema = row_schema(row_tokenizer.formatter.config, supervised=True)
+    return row_tokenizer.encode_rows([schema.load(row) for _, row in made], [key for key, _ in made])
 
 
 def marked(example: Example | RowError, tokenizer: Any) -> str:
@@ -45,9 +45,9 @@ def marked(example: Example | RowError, tokenizer: Any) -> str:
     return text + str(tokenizer.decode(example.input_ids[done:]))
 
 
-def asked(encoder: RowTokenizer, messages: list[dict[str, Any]]) -> list[int]:
-    row = row_schema(encoder.formatter.config, supervised=False).load({"messages": messages})
-    prompt = encoder.encode_prompt(row, key="k")
+def asked(row_tokenizer: RowTokenizer, messages: list[dict[str, Any]]) -> list[int]:
+    row = row_schema(row_tokenizer.formatter.config, supervised=False).load({"messages": messages})
+    prompt = row_tokenizer.encode_prompt(row, key="k")
     assert prompt.error is None
     return prompt.input_ids
 
@@ -57,15 +57,15 @@ def turn(role: str, text: str) -> str:
 
 
 def test_with_a_chat_template_each_answer_and_its_end_are_in_the_loss(make_config: Make, chat_tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
 
-    [packed] = examples(encoder, ROW)
+    [packed] = examples(row_tokenizer, ROW)
 
     answer = "<|im_start|>assistant\n[{}<|im_end|>]\n"
     assert marked(packed, chat_tokenizer) == (
         turn("system", "s") + turn("user", "x1") + answer.format("y1") + turn("user", "x2") + answer.format("y2")
     )
-    rows = [marked(example, chat_tokenizer) for example in examples(encoder, ROW, scored=True)]
+    rows = [marked(example, chat_tokenizer) for example in examples(row_tokenizer, ROW, scored=True)]
     assert rows == [
         turn("system", "s") + turn("user", "x1") + answer.format("y1"),
         turn("system", "s") + turn("user", "x1") + turn("assistant", "y1") + turn("user", "x2") + answer.format("y2"),
@@ -73,9 +73,9 @@ def test_with_a_chat_template_each_answer_and_its_end_are_in_the_loss(make_confi
 
 
 def test_the_system_message_of_a_dialogue_is_kept(make_config: Make, chat_tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, prompt={"system": "s"})
 
-    ids = asked(encoder, [{"role": "system", "content": "own"}, *ROW["messages"][:1]])
+    ids = asked(row_tokenizer, [{"role": "system", "content": "own"}, *ROW["messages"][:1]])
 
     assert chat_tokenizer.decode(ids) == turn("system", "own") + turn("user", "x1") + "<|im_start|>assistant\n"
 
@@ -84,15 +84,15 @@ def test_without_a_template_messages_follow_the_name_of_their_speaker(make_confi
     squash = {"dialogue": {"delimiter": " | ", "speakers": {"user": "U: ", "assistant": "A: "}}}
     packed = {"dialogue": squash["dialogue"] | {"mode": "packed_dialogue"}}
 
-    encoder = encoder_of(make_config, tokenizer, data=squash)
-    assert [marked(example, tokenizer) for example in examples(encoder, ROW)] == [
+    row_tokenizer = encoder_of(make_config, tokenizer, data=squash)
+    assert [marked(example, tokenizer) for example in examples(row_tokenizer, ROW)] == [
         "U: x1 | A: [y1</s>]",
         "U: x1 | A: y1 | U: x2 | A: [y2</s>]",
     ]
-    encoder = encoder_of(make_config, tokenizer, data=packed)
-    [whole] = examples(encoder, ROW)
+    row_tokenizer = encoder_of(make_config, tokenizer, data=packed)
+    [whole] = examples(row_tokenizer, ROW)
     assert marked(whole, tokenizer) == "U: x1 | A: [y1</s>] | U: x2 | A: [y2</s>]"
-    assert tokenizer.decode(asked(encoder, ROW["messages"])) == "U: x1 | A: y1</s> | U: x2 | A: "
+    assert tokenizer.decode(asked(row_tokenizer, ROW["messages"])) == "U: x1 | A: y1</s> | U: x2 | A: "
 
 
 def test_a_context_is_truncated_in_training_and_prediction(make_config: Make, tokenizer: Any) -> None:
@@ -102,15 +102,15 @@ def test_a_context_is_truncated_in_training_and_prediction(make_config: Make, to
         ({"context_tokens": 4}, "y1\nx2\n"),
         ({"include_labels": False}, "x1\nx2\n"),
     ):
-        encoder = encoder_of(make_config, tokenizer, data={"dialogue": dialogue})
-        assert marked(examples(encoder, ROW)[-1], tokenizer) == shown + "[y2</s>]"
-        assert tokenizer.decode(asked(encoder, ROW["messages"])) == shown
+        row_tokenizer = encoder_of(make_config, tokenizer, data={"dialogue": dialogue})
+        assert marked(examples(row_tokenizer, ROW)[-1], tokenizer) == shown + "[y2</s>]"
+        assert tokenizer.decode(asked(row_tokenizer, ROW["messages"])) == shown
 
 
 def test_last_turn_has_only_the_last_answer_in_the_loss(make_config: Make, chat_tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "last_turn"}})
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "last_turn"}})
 
-    [example] = examples(encoder, ROW)
+    [example] = examples(row_tokenizer, ROW)
 
     assert marked(example, chat_tokenizer).count("[") == 1
     assert marked(example, chat_tokenizer).endswith("[y2<|im_end|>]\n")
@@ -164,16 +164,16 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_by_its_message(
     make_config: Make, chat_tokenizer: Any
 ) -> None:
     chat_tokenizer.chat_template = chat_tokenizer.chat_template.replace("{{ message['content'] }}", REWRITING)
-    encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "packed_dialogue"}})
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "packed_dialogue"}})
 
-    [refused] = examples(encoder, ROW)
+    [refused] = examples(row_tokenizer, ROW)
 
     assert str(refused) == (
         "the chat template renders the dialogue up to message 2 differently once more messages follow, so not "
         "all answers can be learned in one row; write data.dialogue: {mode: squash}, or last_turn"
     )
     whole = turn("user", "x1") + turn("assistant", "(old)y1") + turn("user", "x2") + "<|im_start|>assistant\n"
-    assert chat_tokenizer.decode(asked(encoder, ROW["messages"])) == whole
+    assert chat_tokenizer.decode(asked(row_tokenizer, ROW["messages"])) == whole
     squash = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "squash"}})
     assert marked(examples(squash, ROW)[1], chat_tokenizer) == whole + "[y2<|im_end|>]\n"
 
@@ -208,9 +208,9 @@ def test_a_dialogue_that_the_template_refuses_is_skipped(make_config: Make, chat
         "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + chat_tokenizer.chat_template
     )
-    encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"context_length": 2}})
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"context_length": 2}})
 
-    first, second = examples(encoder, ROW)
+    first, second = examples(row_tokenizer, ROW)
 
     assert isinstance(first, Example)
     assert str(second) == (
@@ -224,12 +224,12 @@ def test_a_template_without_an_end_gets_the_end_token_after_every_answer(make_co
         "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}"
         "{% if add_generation_prompt %}a:{% endif %}"
     )
-    encoder = encoder_of(make_config, tokenizer)
+    row_tokenizer = encoder_of(make_config, tokenizer)
 
-    [packed] = examples(encoder, ROW)
+    [packed] = examples(row_tokenizer, ROW)
 
     assert marked(packed, tokenizer) == "u:x1\na:[y1\n</s>]u:x2\na:[y2\n</s>]"
-    assert tokenizer.decode(asked(encoder, ROW["messages"])) == "u:x1\na:y1\n</s>u:x2\na:"
+    assert tokenizer.decode(asked(row_tokenizer, ROW["messages"])) == "u:x1\na:y1\n</s>u:x2\na:"
 
 
 def test_a_truncated_dialogue_ends_with_its_last_loss_token(make_config: Make, tokenizer: Any) -> None:
@@ -249,7 +249,7 @@ def test_a_truncated_dialogue_ends_with_its_last_loss_token(make_config: Make, t
 
 def test_an_answer_that_is_too_long_is_truncated_without_an_end(make_config: Make, tokenizer: Any) -> None:
     outputs = [{"name": "reply", "type": "text", "preprocessing": {"max_sequence_length": 2}}]
-    encoder = encoder_of(
+    row_tokenizer = encoder_of(
         make_config, tokenizer, output_features=outputs, data={"dialogue": {"mode": "packed_dialogue"}}
     )
     row = {
@@ -257,7 +257,7 @@ def test_an_answer_that_is_too_long_is_truncated_without_an_end(make_config: Mak
     }
     row["messages"] += ROW["messages"]
 
-    [example] = examples(encoder, row)
+    [example] = examples(row_tokenizer, row)
 
     assert marked(example, tokenizer) == "x1\n[y1</s>]\nz\n[ab]"
     assert isinstance(example, Example)
@@ -307,13 +307,13 @@ def test_every_answer_is_in_the_loss_once_with_the_same_tokens_in_any_mode(said:
 
 
 def test_a_dialogue_encoder_can_be_pickled(make_config: Make, chat_tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, chat_tokenizer)
+    row_tokenizer = encoder_of(make_config, chat_tokenizer)
 
-    [example] = examples(pickle.loads(pickle.dumps(encoder)), ROW)
+    [example] = examples(pickle.loads(pickle.dumps(row_tokenizer)), ROW)
 
-    assert example == examples(encoder, ROW)[0]
+    assert example == examples(row_tokenizer, ROW)[0]
     assert (
-        encoder.parts()["dialogue"]
+        row_tokenizer.parts()["dialogue"]
         != encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "squash"}}).parts()["dialogue"]
     )
 

@@ -35,21 +35,21 @@ def make_config(kind: str = "category", **sections: Any) -> Config:
 
 def encode(tokenizer: Any, row: dict[str, Any], *, limit: int | None = None, kind: str = "category", **sections: Any):
     labels = {} if kind == "number" else {"label": LABELS}
-    encoder = build_row_tokenizer(
+    row_tokenizer = build_row_tokenizer(
         make_config(kind, **sections), tokenizer=tokenizer, context_length=limit, labels=labels
     )
-    [example] = encoder.encode_rows([row], ["k"])
-    return encoder, example
+    [example] = row_tokenizer.encode_rows([row], ["k"])
+    return row_tokenizer, example
 
 
 @pytest.mark.parametrize("limit", [None, 8, 5, 3])
 def test_tokens_are_those_of_the_tokenizer_also_when_truncated(tokenizer: Any, limit: int | None) -> None:
     row = {"text": TEXT, "label": "green"}
-    encoder, example = encode(tokenizer, row, limit=limit)
+    row_tokenizer, example = encode(tokenizer, row, limit=limit)
 
     whole = tokenizer(TEXT)["input_ids"]
     wanted = tokenizer(TEXT, truncation=limit is not None, max_length=limit)["input_ids"]
-    prompt = encoder.encode_prompt({"text": TEXT}, key="k")
+    prompt = row_tokenizer.encode_prompt({"text": TEXT}, key="k")
     assert example.input_ids == wanted == prompt.input_ids
     assert example.cut_tokens == prompt.cut_tokens == len(whole) - len(wanted)
     assert example.spans == ((len(wanted) - 1, len(wanted)),)
@@ -88,11 +88,11 @@ def test_tokens_beyond_the_context_are_counted_in_prediction_as_in_training(
     tokenizer: Any, output: dict[str, Any], sections: dict[str, Any], value: Any
 ) -> None:
     config = make_config(**sections, output_features=[{"name": "label", **output}])
-    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=6, labels={"label": LABELS})
+    row_tokenizer = build_row_tokenizer(config, tokenizer=tokenizer, context_length=6, labels={"label": LABELS})
     row = {"text": TEXT, "other": "the cat", "label": value}
-    [example] = encoder.encode_rows([row], ["k"])
+    [example] = row_tokenizer.encode_rows([row], ["k"])
     assert isinstance(example, Example)
-    assert encoder.encode_prompt(row, key="k").cut_tokens == example.cut_tokens > 0
+    assert row_tokenizer.encode_prompt(row, key="k").cut_tokens == example.cut_tokens > 0
 
 
 def test_several_inputs_are_lines_without_a_line_break_at_the_end(tokenizer: Any) -> None:
@@ -112,11 +112,11 @@ def test_a_template_writes_the_text(tokenizer: Any) -> None:
 def test_a_chat_template_is_not_applied(tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for message in messages %}on {{ message['content'] }}{% endfor %}"
     try:
-        encoder, example = encode(tokenizer, {"text": TEXT, "label": "red"})
+        row_tokenizer, example = encode(tokenizer, {"text": TEXT, "label": "red"})
     finally:
         tokenizer.chat_template = None
 
-    assert not encoder.formatter.chat
+    assert not row_tokenizer.formatter.chat
     assert example.input_ids == tokenizer(TEXT)["input_ids"]
 
 
@@ -128,11 +128,11 @@ def test_an_unknown_label_is_a_bad_row(tokenizer: Any) -> None:
 
 
 def test_text_that_is_not_unicode_is_a_bad_row(tokenizer: Any) -> None:
-    encoder, example = encode(tokenizer, {"text": "half \ud800", "label": "red"})
+    row_tokenizer, example = encode(tokenizer, {"text": "half \ud800", "label": "red"})
 
     assert str(example) == "not Unicode: half of a surrogate pair"
     good = {"text": TEXT, "label": "red"}
-    assert isinstance(encoder.encode_rows([{"text": "\ud800", "label": "red"}, good], ["a", "b"])[1], Example)
+    assert isinstance(row_tokenizer.encode_rows([{"text": "\ud800", "label": "red"}, good], ["a", "b"])[1], Example)
 
 
 def test_the_order_of_labels_changes_what_is_cached(tokenizer: Any) -> None:

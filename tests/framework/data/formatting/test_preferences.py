@@ -205,10 +205,10 @@ def test_generated_answers_are_compared_with_the_chosen_one() -> None:
 
 
 def test_the_tokenizer_of_pairs_can_be_pickled() -> None:
-    encoder = pickle.loads(pickle.dumps(encoder_of(config_of())))
+    row_tokenizer = pickle.loads(pickle.dumps(encoder_of(config_of())))
     row = row_schema(config_of(), supervised=True).load(ROW)
 
-    assert encoder.encode(row, key="k") == pair_of(config_of(), ROW)
+    assert row_tokenizer.encode(row, key="k") == pair_of(config_of(), ROW)
 
 
 class TestWithoutInputs:
@@ -283,11 +283,11 @@ class TestWithoutInputs:
     def test_a_beginning_token_alone_is_no_prompt(self) -> None:
         tokenizer = byte_tokenizer()
         tokenizer.bos_token = "</s>"
-        encoder = encoder_of(config_of(inputs=[]), tokenizer)
-        object.__setattr__(encoder, "beginning", (tokenizer.bos_token_id,))
+        row_tokenizer = encoder_of(config_of(inputs=[]), tokenizer)
+        object.__setattr__(row_tokenizer, "beginning", (tokenizer.bos_token_id,))
         row = row_schema(config_of(inputs=[]), supervised=True).load({"chosen": "so", "rejected": "no"})
 
-        [error] = encoder.encode_rows([row], ["k"])
+        [error] = row_tokenizer.encode_rows([row], ["k"])
         assert "have no common beginning" in str(error)
 
 

@@ -67,11 +67,11 @@ def test_examples_can_come_from_a_file_and_are_in_the_prompt(make_config: Make, 
     config = make_config(prompt={"retrieval": {"type": "random", "k": 1, "dataset": "e.csv"}})
 
     retriever = build_retriever(config, training=None, folder=tmp_path)
-    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, retriever=retriever)
+    row_tokenizer = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, retriever=retriever)
 
     row = {"question": "why?", "answer": "x"}
-    assert encoder.encode_prompt(row, key="k").text == "how?\nso\n\nwhy?\n"
-    assert pickle.loads(pickle.dumps(encoder)).encode(row, key="k") == encoder.encode(row, key="k")
+    assert row_tokenizer.encode_prompt(row, key="k").text == "how?\nso\n\nwhy?\n"
+    assert pickle.loads(pickle.dumps(row_tokenizer)).encode(row, key="k") == row_tokenizer.encode(row, key="k")
 
 
 class Letters:

@@ -44,11 +44,11 @@ def test_all_tokens_are_in_the_loss_on_request(make_config: Make, tokenizer: Any
 
 @given(question=st.text(min_size=1, max_size=30), answer=st.text(max_size=30), limit=st.integers(1, 90))
 def test_a_prompt_has_the_same_ids_in_training_and_prediction(question: str, answer: str, limit: int) -> None:
-    encoder = encoder_of(CONFIG, TOKENIZER, limit)
+    row_tokenizer = encoder_of(CONFIG, TOKENIZER, limit)
     row = {"question": question, "answer": answer}
 
-    prompt = encoder.encode_prompt(row, key="k")
-    [example] = encoder.encode_rows([row], ["k"])
+    prompt = row_tokenizer.encode_prompt(row, key="k")
+    [example] = row_tokenizer.encode_rows([row], ["k"])
 
     assert (prompt.error is None) == isinstance(example, Example)
     if isinstance(example, Example):
@@ -66,8 +66,8 @@ def test_a_truncated_answer_has_no_end_token(make_config: Make, tokenizer: Any) 
     limited = encoder_of(make_config(output_features=outputs), tokenizer)
     short = encoder_of(make_config(preprocessing={"global_max_sequence_length": 6}), tokenizer, 100)
 
-    for encoder, text, cut in ((limited, "ques?ans", 2), (short, "ques?a", 5)):
-        example = encoder.encode({"question": "ques?", "answer": "answe"}, key="k")
+    for row_tokenizer, text, cut in ((limited, "ques?ans", 2), (short, "ques?a", 5)):
+        example = row_tokenizer.encode({"question": "ques?", "answer": "answe"}, key="k")
         assert tokenizer.decode(example.input_ids) == text
         assert example.cut_tokens == cut
     assert tokenizer.decode(limited.encode({"question": "q", "answer": "abc"}, key="k").input_ids) == "qabc</s>"
@@ -75,10 +75,10 @@ def test_a_truncated_answer_has_no_end_token(make_config: Make, tokenizer: Any) 
 
 def test_a_truncated_answer_of_a_chat_has_no_end_token_either(make_config: Make, chat_tokenizer: Any) -> None:
     outputs = [{"name": "answer", "type": "text", "preprocessing": {"max_sequence_length": 3}}]
-    encoder = encoder_of(make_config(output_features=outputs), chat_tokenizer)
+    row_tokenizer = encoder_of(make_config(output_features=outputs), chat_tokenizer)
 
-    cut = encoder.encode({"question": "q", "answer": "abcd"}, key="k")
-    whole = encoder.encode({"question": "q", "answer": "abc"}, key="k")
+    cut = row_tokenizer.encode({"question": "q", "answer": "abcd"}, key="k")
+    whole = row_tokenizer.encode({"question": "q", "answer": "abc"}, key="k")
 
     assert (learned(cut, chat_tokenizer), cut.cut_tokens) == ("abc", 1)
     assert (learned(whole, chat_tokenizer), whole.cut_tokens) == ("abc<|im_end|>", 0)
@@ -124,15 +124,15 @@ def test_a_bos_token_precedes_plain_prompts_once_and_never_chats(make_config: Ma
 
 
 def test_rows_without_room_for_an_answer_or_without_text_are_refused(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config(), tokenizer, 5)
+    row_tokenizer = encoder_of(make_config(), tokenizer, 5)
     room = "the prompt has 5 tokens, which leaves no room for an answer within 5"
 
     with pytest.raises(RowError, match=f"^{room}$"):
-        encoder.encode({"question": "five!", "answer": "x"}, key="k")
-    assert encoder.encode_prompt({"question": "five!"}, key="k").error == room
+        row_tokenizer.encode({"question": "five!", "answer": "x"}, key="k")
+    assert row_tokenizer.encode_prompt({"question": "five!"}, key="k").error == room
     with pytest.raises(RowError, match=r"^the prompt is empty$"):
-        encoder.encode({"question": "", "answer": "x"}, key="k")
-    assert encoder.encode_prompt({"question": ""}, key="k").error == "the prompt is empty"
+        row_tokenizer.encode({"question": "", "answer": "x"}, key="k")
+    assert row_tokenizer.encode_prompt({"question": ""}, key="k").error == "the prompt is empty"
     endless = byte_tokenizer()
     endless.eos_token = None
     with pytest.raises(RowError, match=r"^the answer is empty: there is nothing to learn$"):
@@ -142,9 +142,9 @@ def test_rows_without_room_for_an_answer_or_without_text_are_refused(make_config
 def test_one_bad_row_does_not_affect_its_batch(make_config: Make, tokenizer: Any) -> None:
     questions = ["good", "", "\ud800", "fine"]
     rows = [{"question": question, "answer": "x"} for question in questions]
-    encoder = encoder_of(make_config(), tokenizer)
+    row_tokenizer = encoder_of(make_config(), tokenizer)
 
-    found = encoder.encode_rows(rows, ["a", "b", "c", "d"])
+    found = row_tokenizer.encode_rows(rows, ["a", "b", "c", "d"])
 
     assert [str(item) if isinstance(item, RowError) else item.key for item in found] == [
         "a",
@@ -152,7 +152,7 @@ def test_one_bad_row_does_not_affect_its_batch(make_config: Make, tokenizer: Any
         "not Unicode: half of a surrogate pair",
         "d",
     ]
-    prompts = encoder.encode_prompts(rows, ["a", "b", "c", "d"])
+    prompts = row_tokenizer.encode_prompts(rows, ["a", "b", "c", "d"])
     assert [prompt.error for prompt in prompts] == [
         None,
         "the prompt is empty",
@@ -173,13 +173,13 @@ def test_a_chat_template_that_fails_on_one_row_fails_that_row(make_config: Make,
 
 
 def test_a_pickled_encoder_is_restored_unchanged(make_config: Make, chat_tokenizer: Any) -> None:
-    encoder = encoder_of(make_config(prompt={"task": "Do it."}), chat_tokenizer, 200)
+    row_tokenizer = encoder_of(make_config(prompt={"task": "Do it."}), chat_tokenizer, 200)
     row = {"question": "why?", "answer": "so"}
 
-    copy = pickle.loads(pickle.dumps(encoder))
+    copy = pickle.loads(pickle.dumps(row_tokenizer))
 
-    assert copy.encode(row, key="k") == encoder.encode(row, key="k")
-    assert copy.parts() == encoder.parts()
+    assert copy.encode(row, key="k") == row_tokenizer.encode(row, key="k")
+    assert copy.parts() == row_tokenizer.parts()
 
 
 def test_the_parts_of_the_fingerprint_show_what_changed(make_config: Make, tokenizer: Any, chat_tokenizer: Any) -> None:
@@ -213,11 +213,11 @@ def test_a_real_tokenizer_gives_the_ids_of_the_training_of_its_model(make_config
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(STORIES)
-    encoder = encoder_of(make_config(), tokenizer, 512)
+    row_tokenizer = encoder_of(make_config(), tokenizer, 512)
     row = {"question": "Once upon a time", "answer": ", there was a cat."}
 
-    assert encoder.encode_prompt(row, key="k").input_ids == tokenizer("Once upon a time")["input_ids"]
-    example = encoder.encode(row, key="k")
+    assert row_tokenizer.encode_prompt(row, key="k").input_ids == tokenizer("Once upon a time")["input_ids"]
+    example = row_tokenizer.encode(row, key="k")
     assert example.input_ids[-1] == tokenizer.eos_token_id
     assert example.labels[-1] == tokenizer.eos_token_id
 

@@ -149,15 +149,15 @@ def test_a_segment_tokenizer_can_be_pickled() -> None:
 def test_a_prompt_in_prediction_has_the_tokens_before_the_answer_in_training(
     kind: str, question: str, answer: str
 ) -> None:
-    encoder = build_row_tokenizer(make(), tokenizer=KINDS[kind], context_length=None)
+    row_tokenizer = build_row_tokenizer(make(), tokenizer=KINDS[kind], context_length=None)
     row = {"question": question, "answer": answer}
 
-    example, prompt = encoder.encode(row, key="k"), encoder.encode_prompt(row, key="k")
+    example, prompt = row_tokenizer.encode(row, key="k"), row_tokenizer.encode_prompt(row, key="k")
 
     assert example.input_ids[: example.spans[0][0]] == prompt.input_ids
     if not question.rstrip().endswith((END, "<|turn|>", "<|end|>")):
         [(start, end)] = example.spans
-        assert list(encoder.answer_ids(answer)) == example.input_ids[start : end - 1]
+        assert list(row_tokenizer.answer_ids(answer)) == example.input_ids[start : end - 1]
 
 
 def make() -> Any:

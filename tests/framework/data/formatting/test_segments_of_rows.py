@@ -32,14 +32,14 @@ def encoder_of(make_config: Make, tokenizer: Any, **sections: Any) -> RowTokeniz
     return build_row_tokenizer(make_config(**(features | sections)), tokenizer=tokenizer, context_length=None)
 
 
-def rows_of(encoder: RowTokenizer, row: dict[str, Any], *, scored: bool = False) -> list[Example | RowError]:
-    expander = encoder.expander
+def rows_of(row_tokenizer: RowTokenizer, row: dict[str, Any], *, scored: bool = False) -> list[Example | RowError]:
+    expander = row_tokenizer.expander
     assert expander is not None
     expanded = (for_scores(expander) if scored else expander).expand(row, "k")
     assert (for_scores(expander) if scored else expander).count(row) == len(expanded)
-    checked = check_rows(row_schema(encoder.formatter.config, supervised=True), [made for _, made in expanded])
+    checked = check_rows(row_schema(row_tokenizer.formatter.config, supervised=True), [made for _, made in expanded])
     assert not checked.bad
-    return encoder.encode_rows(list(checked.clean.values()), [key for key, _ in expanded])
+    return row_tokenizer.encode_rows(list(checked.clean.values()), [key for key, _ in expanded])
 
 
 def texts(example: Example | RowError, tokenizer: Any) -> tuple[str, list[str]]:
@@ -50,9 +50,9 @@ def texts(example: Example | RowError, tokenizer: Any) -> tuple[str, list[str]]:
 
 @pytest.mark.parametrize("mode", ["auto", "packed_dialogue"])
 def test_segments_are_one_row_of_their_text_alone(make_config: Make, chat_tokenizer: Any, mode: str) -> None:
-    encoder = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": mode}})
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": mode}})
 
-    [example] = rows_of(encoder, ROW)
+    [example] = rows_of(row_tokenizer, ROW)
 
     assert texts(example, chat_tokenizer) == (TEXT, ["<|im_start|>Hello\n", "Ann.", "yours?<|im_end|>"])
 
@@ -60,35 +60,35 @@ def test_segments_are_one_row_of_their_text_alone(make_config: Make, chat_tokeni
 def test_segments_are_evaluated_and_predicted_after_the_text_before_them(
     make_config: Make, chat_tokenizer: Any
 ) -> None:
-    encoder = encoder_of(make_config, chat_tokenizer)
+    row_tokenizer = encoder_of(make_config, chat_tokenizer)
 
-    scored = [texts(example, chat_tokenizer) for example in rows_of(encoder, ROW, scored=True)]
+    scored = [texts(example, chat_tokenizer) for example in rows_of(row_tokenizer, ROW, scored=True)]
 
     assert scored == [
         ("<|im_start|>Hello\nmy name is Ann.", ["Ann."]),
         (TEXT, ["yours?<|im_end|>"]),
     ]
-    asked = row_schema(encoder.formatter.config, supervised=False).load(ROW)
-    [example] = rows_of(encoder, ROW)
+    asked = row_schema(row_tokenizer.formatter.config, supervised=False).load(ROW)
+    [example] = rows_of(row_tokenizer, ROW)
     assert isinstance(example, Example)
-    assert encoder.encode_prompt(asked, key="k").input_ids == example.input_ids[: example.spans[-1][0]]
+    assert row_tokenizer.encode_prompt(asked, key="k").input_ids == example.input_ids[: example.spans[-1][0]]
 
 
 def test_a_text_that_is_all_in_the_loss_is_learned_but_is_no_prompt(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer)
+    row_tokenizer = encoder_of(make_config, tokenizer)
     row = {"segments": [{"label": True, "text": "abc"}]}
 
-    [example] = rows_of(encoder, row)
+    [example] = rows_of(row_tokenizer, row)
 
     assert texts(example, tokenizer) == ("abc", ["abc"])
-    checked = check_rows(row_schema(encoder.formatter.config, supervised=False), [row])
+    checked = check_rows(row_schema(row_tokenizer.formatter.config, supervised=False), [row])
     assert checked.bad == {0: ("column segments: there is no prompt: all of its text is in the loss",)}
 
 
 def test_squash_gives_a_row_for_each_segment_in_the_loss(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, data={"dialogue": {"mode": "squash"}})
+    row_tokenizer = encoder_of(make_config, tokenizer, data={"dialogue": {"mode": "squash"}})
 
-    assert [texts(example, tokenizer)[1] for example in rows_of(encoder, ROW)] == [["Ann."], ["yours?<|im_end|>"]]
+    assert [texts(example, tokenizer)[1] for example in rows_of(row_tokenizer, ROW)] == [["Ann."], ["yours?<|im_end|>"]]
 
 
 def test_options_that_segments_have_no_place_for_are_reasons(make_config: Make, tokenizer: Any) -> None:
@@ -107,9 +107,9 @@ def test_text_in_chatml_has_the_tokens_of_its_messages(make_config: Make, chat_t
     text = "".join(
         f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in (("user", "a"), ("assistant", "b"), ("user", "c"))
     )
-    encoder = encoder_of(make_config, chat_tokenizer)
+    row_tokenizer = encoder_of(make_config, chat_tokenizer)
 
-    [example] = rows_of(encoder, {"segments": text})
+    [example] = rows_of(row_tokenizer, {"segments": text})
 
     shown, spans = texts(example, chat_tokenizer)
     assert shown == text.split("<|im_start|>user\nc")[0]

@@ -47,24 +47,24 @@ def test_both_sides_are_those_of_the_tokenizer_with_its_special_tokens(architect
 
 @pytest.mark.parametrize("architecture", SIZES)
 def test_a_prompt_is_the_same_in_training_and_in_prediction(architecture: str) -> None:
-    encoder = build(architecture)
-    example, prompt = encoder.encode(ROW, key="1"), encoder.encode_prompt({"text": ROW["text"]}, key="1")
+    row_tokenizer = build(architecture)
+    example, prompt = row_tokenizer.encode(ROW, key="1"), row_tokenizer.encode_prompt({"text": ROW["text"]}, key="1")
     assert prompt.error is None
     assert prompt.input_ids == example.input_ids[: example.spans[0][0]]
 
 
 def test_the_line_break_before_an_answer_is_not_read() -> None:
-    encoder = build("bart", input_features=[{"name": name, "type": "text"} for name in ("text", "more")])
-    prompt = encoder.encode_prompt({"text": "a", "more": "b"}, key="1")
+    row_tokenizer = build("bart", input_features=[{"name": name, "type": "text"} for name in ("text", "more")])
+    prompt = row_tokenizer.encode_prompt({"text": "a", "more": "b"}, key="1")
     assert prompt.text == "text: a\nmore: b\n"
     assert prompt.input_ids == TOKENIZERS["bart"]("text: a\nmore: b")["input_ids"]
 
 
 @pytest.mark.parametrize("architecture", SIZES)
 def test_answer_ids_are_those_that_are_learned(architecture: str) -> None:
-    encoder = build(architecture)
-    example = encoder.encode(ROW, key="1")
-    assert list(encoder.answer_ids(ROW["say"])) == example.input_ids[example.spans[0][0] :]
+    row_tokenizer = build(architecture)
+    example = row_tokenizer.encode(ROW, key="1")
+    assert list(row_tokenizer.answer_ids(ROW["say"])) == example.input_ids[example.spans[0][0] :]
 
 
 def test_an_answer_gets_an_end_token_if_the_tokenizer_adds_none() -> None:
@@ -72,8 +72,8 @@ def test_an_answer_gets_an_end_token_if_the_tokenizer_adds_none() -> None:
 
     tokenizer = byte_tokenizer()
     config = Config.model_validate(FEATURES)
-    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, answers=AnswerContext())
-    example = encoder.encode(ROW, key="1")
+    row_tokenizer = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, answers=AnswerContext())
+    example = row_tokenizer.encode(ROW, key="1")
     assert example.input_ids[-1] == tokenizer.eos_token_id
     assert example.input_ids.count(tokenizer.eos_token_id) == 1
 
@@ -81,9 +81,9 @@ def test_an_answer_gets_an_end_token_if_the_tokenizer_adds_none() -> None:
 @pytest.mark.parametrize(("architecture", "first"), [("t5", 0), ("bart", 1), ("pegasus", 0)])
 def test_an_answer_is_cut_at_the_limit_of_its_text_and_loses_its_end(architecture: str, first: int) -> None:
     features = [{"name": "say", "type": "text", "preprocessing": {"max_sequence_length": 2}}]
-    encoder = build(architecture, output_features=features)
+    row_tokenizer = build(architecture, output_features=features)
     whole = TOKENIZERS[architecture](text_target=ROW["say"])["input_ids"]
-    example = encoder.encode(ROW, key="1")
+    example = row_tokenizer.encode(ROW, key="1")
     answer = example.input_ids[example.spans[0][0] :]
     assert answer == whole[: first + 2]
     assert example.cut_tokens == len(whole) - len(answer)
@@ -101,10 +101,10 @@ def test_each_side_has_its_own_limit_and_the_row_has_one_for_both() -> None:
 
 def test_a_prompt_that_does_not_fit_is_an_error_that_says_so() -> None:
     message = "the prompt has 6 tokens, and the encoder reads 5; preprocessing: {max_sequence_length: ...} of an input"
-    encoder = build(reads=5)
+    row_tokenizer = build(reads=5)
     with pytest.raises(RowError, match=message):
-        encoder.encode(ROW, key="1")
-    assert message in (encoder.encode_prompt(ROW, key="1").error or "")
+        row_tokenizer.encode(ROW, key="1")
+    assert message in (row_tokenizer.encode_prompt(ROW, key="1").error or "")
     whole = build(preprocessing={"global_max_sequence_length": 6})
     with pytest.raises(RowError, match="the prompt has 6 tokens, which leaves no room for an answer within 6"):
         whole.encode(ROW, key="1")
@@ -115,10 +115,10 @@ def test_a_prompt_that_does_not_fit_is_an_error_that_says_so() -> None:
 
 
 def test_an_empty_prompt_is_an_error_although_the_tokenizer_adds_an_end() -> None:
-    encoder = build()
+    row_tokenizer = build()
     with pytest.raises(RowError, match="the prompt is empty"):
-        encoder.encode({"text": " ", "say": "one"}, key="1")
-    assert encoder.encode_prompt({"text": ""}, key="1").error == "the prompt is empty"
+        row_tokenizer.encode({"text": " ", "say": "one"}, key="1")
+    assert row_tokenizer.encode_prompt({"text": ""}, key="1").error == "the prompt is empty"
 
 
 def test_text_that_is_not_unicode_is_an_error_of_its_row() -> None:
@@ -128,19 +128,21 @@ def test_text_that_is_not_unicode_is_an_error_of_its_row() -> None:
 
 
 def test_each_answer_of_a_dialogue_is_a_row_with_the_history_for_the_encoder() -> None:
-    encoder = build(**DIALOGUE)
-    assert encoder.expander is not None
-    assert encoder.expander.mode == "squash"
+    row_tokenizer = build(**DIALOGUE)
+    assert row_tokenizer.expander is not None
+    assert row_tokenizer.expander.mode == "squash"
     messages = [
         {"role": role, "content": text}
         for role, text in [("user", "one"), ("assistant", "red"), ("user", "two"), ("assistant", "blue")]
     ]
-    rows = [row for _, row in encoder.expander.expand({"messages": messages}, "1")]
+    rows = [row for _, row in row_tokenizer.expander.expand({"messages": messages}, "1")]
     from partita_schema.rows import check_rows, row_schema
 
-    clean = check_rows(row_schema(encoder.formatter.config, supervised=True), rows).clean
-    first, second = (encoder.encode(row, key="1") for row in clean.values())
-    history = encoder.formatter.format_all([{"messages": {"messages": messages[:3]}}], ["1"], supervised=False)[0].text
+    clean = check_rows(row_schema(row_tokenizer.formatter.config, supervised=True), rows).clean
+    first, second = (row_tokenizer.encode(row, key="1") for row in clean.values())
+    history = row_tokenizer.formatter.format_all([{"messages": {"messages": messages[:3]}}], ["1"], supervised=False)[
+        0
+    ].text
     assert history.index("one") < history.index("red") < history.index("two")
     wanted = TOKENIZERS["t5"](history, text_target="blue")
     assert second.input_ids == [*wanted["input_ids"], *wanted["labels"]]
@@ -151,14 +153,14 @@ def test_a_chat_template_is_not_used_because_the_tokenizer_adds_the_special_toke
     tokenizer = build_tokenizer("t5")
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
     config = Config.model_validate(FEATURES)
-    encoder = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, answers=AnswerContext())
-    assert encoder.encode_prompt(ROW, key="1").input_ids == TOKENIZERS["t5"](ROW["text"])["input_ids"]
+    row_tokenizer = build_row_tokenizer(config, tokenizer=tokenizer, context_length=None, answers=AnswerContext())
+    assert row_tokenizer.encode_prompt(ROW, key="1").input_ids == TOKENIZERS["t5"](ROW["text"])["input_ids"]
 
 
 def test_the_row_tokenizer_can_be_pickled_and_its_parts_name_the_limits() -> None:
-    encoder = build(reads=9, writes=7)
-    encoder.encode(ROW, key="1")
-    copy = pickle.loads(pickle.dumps(encoder))
-    assert copy.encode(ROW, key="1") == encoder.encode(ROW, key="1")
-    assert encoder.parts()["encoder and decoder"] == "9 and 7 tokens"
-    assert encoder.parts() != build(reads=9, writes=8).parts()
+    row_tokenizer = build(reads=9, writes=7)
+    row_tokenizer.encode(ROW, key="1")
+    copy = pickle.loads(pickle.dumps(row_tokenizer))
+    assert copy.encode(ROW, key="1") == row_tokenizer.encode(ROW, key="1")
+    assert row_tokenizer.parts()["encoder and decoder"] == "9 and 7 tokens"
+    assert row_tokenizer.parts() != build(reads=9, writes=8).parts()

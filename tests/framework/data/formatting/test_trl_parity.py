@@ -150,15 +150,15 @@ def packed(tokenizer: Any, messages: Sequence[dict[str, str]]) -> Example:
     """Return a dialogue as a row of partita, with all answers in the loss."""
     from partita_schema.rows import row_schema
 
-    encoder = encoder_of(
+    row_tokenizer = encoder_of(
         tokenizer,
         input_features=[{"name": "messages", "type": "dialogue"}],
         output_features=[{"name": "reply", "type": "text"}],
         data={"dialogue": {"mode": "packed_dialogue"}},
     )
-    assert encoder.expander is not None
-    [(key, row)] = encoder.expander.expand({"messages": [dict(message) for message in messages]}, "k")
-    return encoder.encode(row_schema(encoder.formatter.config, supervised=True).load(row), key=key)
+    assert row_tokenizer.expander is not None
+    [(key, row)] = row_tokenizer.expander.expand({"messages": [dict(message) for message in messages]}, "k")
+    return row_tokenizer.encode(row_schema(row_tokenizer.formatter.config, supervised=True).load(row), key=key)
 
 
 def as_labelled(example: Example) -> Labelled:
@@ -188,9 +188,9 @@ def step_0_loss(rows: Sequence[Labelled], *, vocabulary: int) -> float:
 @pytest.mark.parametrize("name", NAMES)
 def test_prompt_and_completion_have_the_tokens_and_loss_of_trl(name: str) -> None:
     tokenizer = tokenizer_named(name)
-    encoder = encoder_of(tokenizer)
+    row_tokenizer = encoder_of(tokenizer)
 
-    ours = [as_labelled(encoder.encode(row, key="k")) for row in ROWS]
+    ours = [as_labelled(row_tokenizer.encode(row, key="k")) for row in ROWS]
 
     theirs = [plain_of_trl(tokenizer, row["question"], row["answer"]) for row in ROWS]
     assert ours == theirs
@@ -222,10 +222,10 @@ def test_answers_in_a_chat_without_marks_have_the_tokens_and_loss_of_trl_up_to_t
     tokenizer = tokenizer_named(name)
     tokenizer.chat_template = without_marks(TEMPLATES[template])
     ends = {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")}
-    encoder = encoder_of(tokenizer)
+    row_tokenizer = encoder_of(tokenizer)
     rows = [{"question": row["question"].strip(), "answer": row["answer"].strip()} for row in ROWS]
 
-    ours = [as_labelled(encoder.encode(row, key="k")) for row in rows]
+    ours = [as_labelled(row_tokenizer.encode(row, key="k")) for row in rows]
 
     messages = [
         [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": row["answer"]}] for row in rows

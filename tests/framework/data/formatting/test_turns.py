@@ -51,24 +51,26 @@ def encoder_of(
     return build_row_tokenizer(config, tokenizer=tokenizer, context_length=limit)
 
 
-def prompts_of(encoder: RowTokenizer, messages: list[dict[str, Any]], texts: dict[str, str]) -> list[PromptExample]:
+def prompts_of(
+    row_tokenizer: RowTokenizer, messages: list[dict[str, Any]], texts: dict[str, str]
+) -> list[PromptExample]:
     """Return the prompts of the outputs of the next turn, continued with the tokens of the answers before them."""
-    row = row_schema(encoder.formatter.config, supervised=False).load({"messages": messages})
+    row = row_schema(row_tokenizer.formatter.config, supervised=False).load({"messages": messages})
     prompts, answered = list[PromptExample](), dict[str, str]()
     text, ids = "", list[int]()
     for name, answer in texts.items():
-        prompt = encoder.encode_next_output(row, answered, key="k", earlier_ids=ids, earlier_text=text)
+        prompt = row_tokenizer.encode_next_output(row, answered, key="k", earlier_ids=ids, earlier_text=text)
         assert prompt.error is None
         prompts.append(prompt)
         answered[name] = answer
-        text, ids = prompt.text + answer, [*prompt.input_ids, *encoder.formatter.tokenizer.encode(answer)]
+        text, ids = prompt.text + answer, [*prompt.input_ids, *row_tokenizer.formatter.tokenizer.encode(answer)]
     return prompts
 
 
 def test_together_a_turn_is_one_object_in_the_order_of_the_file(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, **SPEAKERS)
+    row_tokenizer = encoder_of(make_config, tokenizer, **SPEAKERS)
 
-    first, second = (marked(example, tokenizer) for example in examples(encoder, ROW))
+    first, second = (marked(example, tokenizer) for example in examples(row_tokenizer, ROW))
 
     whole = '{"state":{"a":1},"action":"ask","reply":"y1"}'
     assert first == f"U: x1 | A: [{whole}</s>]"
@@ -76,7 +78,7 @@ def test_together_a_turn_is_one_object_in_the_order_of_the_file(make_config: Mak
 
 
 def test_a_single_value_is_answered_without_an_object(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(
+    row_tokenizer = encoder_of(
         make_config,
         tokenizer,
         outputs=OUTPUTS[:1],
@@ -85,17 +87,17 @@ def test_a_single_value_is_answered_without_an_object(make_config: Make, tokeniz
         **SPEAKERS,
     )
 
-    [packed] = examples(encoder, ROW)
+    [packed] = examples(row_tokenizer, ROW)
 
     assert marked(packed, tokenizer) == f"U: x1 | A: [{FIRST}</s>] | U: x2 | A: [{SECOND}</s>]"
 
 
 def test_in_sequence_each_output_is_an_answer_to_a_question_with_its_name(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(
+    row_tokenizer = encoder_of(
         make_config, tokenizer, answers="in_sequence", mode="packed_dialogue", questions={"reply": "say"}, **SPEAKERS
     )
 
-    [packed] = examples(encoder, ROW)
+    [packed] = examples(row_tokenizer, ROW)
 
     assert marked(packed, tokenizer) == (
         f"U: x1 | A: [{FIRST}</s>] | U: action | A: [ask</s>] | U: say | A: [y1</s>]"
@@ -104,15 +106,15 @@ def test_in_sequence_each_output_is_an_answer_to_a_question_with_its_name(make_c
 
 
 def test_in_sequence_without_packing_each_output_has_its_own_row(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, answers="in_sequence", **SPEAKERS)
-    assert encoder.expander is not None
+    row_tokenizer = encoder_of(make_config, tokenizer, answers="in_sequence", **SPEAKERS)
+    assert row_tokenizer.expander is not None
 
-    rows = encoder.expander.expand(ROW, "k")
+    rows = row_tokenizer.expander.expand(ROW, "k")
 
     assert [key for key, _ in rows] == [f"k#{number}" for number in range(1, 7)]
-    assert encoder.expander.count(ROW) == 6
+    assert row_tokenizer.expander.count(ROW) == 6
     turn_1 = f"U: x1 | A: {FIRST} | U: action | A: ask | U: reply | A: y1"
-    assert [marked(example, tokenizer) for example in examples(encoder, ROW)][2:5] == [
+    assert [marked(example, tokenizer) for example in examples(row_tokenizer, ROW)][2:5] == [
         f"U: x1 | A: {FIRST} | U: action | A: ask | U: reply | A: [y1</s>]",
         f"{turn_1} | U: x2 | A: [{SECOND}</s>]",
         f"{turn_1} | U: x2 | A: {SECOND} | U: action | A: [tell</s>]",
@@ -120,9 +122,9 @@ def test_in_sequence_without_packing_each_output_has_its_own_row(make_config: Ma
 
 
 def test_the_last_turn_in_sequence_has_a_row_for_each_output(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, answers="in_sequence", mode="last_turn", **SPEAKERS)
+    row_tokenizer = encoder_of(make_config, tokenizer, answers="in_sequence", mode="last_turn", **SPEAKERS)
 
-    answers = [marked(example, tokenizer).rpartition("A: ")[2] for example in examples(encoder, ROW)]
+    answers = [marked(example, tokenizer).rpartition("A: ")[2] for example in examples(row_tokenizer, ROW)]
 
     assert answers == [f"[{SECOND}</s>]", "[tell</s>]", "[y2</s>]"]
 
@@ -132,18 +134,18 @@ def test_the_last_turn_in_sequence_has_a_row_for_each_output(make_config: Make, 
 def test_prompts_of_a_sequence_have_the_tokens_of_the_training_rows(
     make_config: Make, tokenizer: Any, chat_tokenizer: Any, mode: str, chat: bool
 ) -> None:
-    encoder = encoder_of(
+    row_tokenizer = encoder_of(
         make_config, chat_tokenizer if chat else tokenizer, answers="in_sequence", mode=mode, **SPEAKERS
     )
     texts = {"state": SECOND, "action": "tell", "reply": "y2"}
 
-    prompts = prompts_of(encoder, SAID[:3], texts)
+    prompts = prompts_of(row_tokenizer, SAID[:3], texts)
 
     if mode == "squash":
-        rows = [example for example in examples(encoder, ROW)[3:] if isinstance(example, Example)]
+        rows = [example for example in examples(row_tokenizer, ROW)[3:] if isinstance(example, Example)]
         assert [row.input_ids[: row.spans[0][0]] for row in rows] == [prompt.input_ids for prompt in prompts]
         return
-    [packed] = examples(encoder, ROW)
+    [packed] = examples(row_tokenizer, ROW)
     assert isinstance(packed, Example)
     starts = [start for start, _ in packed.spans[-3:]]
     assert [packed.input_ids[:start] for start in starts] == [prompt.input_ids for prompt in prompts]
@@ -154,18 +156,18 @@ def test_a_history_of_generated_answers_equals_one_of_the_same_values(
     make_config: Make, tokenizer: Any, answers: str
 ) -> None:
     for shown in (None, ["reply"], ["action", "reply"]):
-        encoder = encoder_of(make_config, tokenizer, answers=answers, include_outputs=shown, **SPEAKERS)
-        writer = build_turn_writer(encoder.formatter.config)
+        row_tokenizer = encoder_of(make_config, tokenizer, answers=answers, include_outputs=shown, **SPEAKERS)
+        writer = build_turn_writer(row_tokenizer.formatter.config)
         assert writer is not None
-        row = row_schema(encoder.formatter.config, supervised=True).load(ROW)
+        row = row_schema(row_tokenizer.formatter.config, supervised=True).load(ROW)
         answer = writer.answer(
             row["messages"]["messages"][1]["values"] | {"action": "ask", "reply": "y1", "state": {"a": 1}}
         )
         said = {"role": "assistant", "content": "heard", "train": True, "generated": answer}
         given = {"messages": [SAID[0], said, SAID[2]], "labels": [], "train_all": False}
-        asked = row_schema(encoder.formatter.config, supervised=False).load({"messages": SAID[:3]})
+        asked = row_schema(row_tokenizer.formatter.config, supervised=False).load({"messages": SAID[:3]})
 
-        assert encoder.encode_prompt({"messages": given}, key="k") == encoder.encode_prompt(asked, key="k")
+        assert row_tokenizer.encode_prompt({"messages": given}, key="k") == row_tokenizer.encode_prompt(asked, key="k")
 
 
 def test_earlier_turns_show_only_the_outputs_that_the_file_includes(make_config: Make, tokenizer: Any) -> None:
@@ -177,19 +179,19 @@ def test_earlier_turns_show_only_the_outputs_that_the_file_includes(make_config:
 
 
 def test_an_unreadable_answer_is_shown_whole_if_outputs_are_left_out(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, include_outputs=["reply"], **SPEAKERS)
+    row_tokenizer = encoder_of(make_config, tokenizer, include_outputs=["reply"], **SPEAKERS)
     said = {"role": "assistant", "content": "", "train": True, "generated": "no object"}
     row = {"messages": {"messages": [SAID[0], said, SAID[2]], "labels": [], "train_all": False}}
 
-    assert encoder.encode_prompt(row, key="k").text == "U: x1 | A: no object | U: x2 | A: "
+    assert row_tokenizer.encode_prompt(row, key="k").text == "U: x1 | A: no object | U: x2 | A: "
 
 
 def test_a_chat_template_renders_each_output_as_a_message(make_config: Make, chat_tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, chat_tokenizer, answers="in_sequence")
-    assert encoder.expander is not None
-    assert encoder.expander.mode == "packed_dialogue"
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, answers="in_sequence")
+    assert row_tokenizer.expander is not None
+    assert row_tokenizer.expander.mode == "packed_dialogue"
 
-    [packed] = examples(encoder, {"messages": SAID[:2]})
+    [packed] = examples(row_tokenizer, {"messages": SAID[:2]})
 
     answer = "<|im_start|>assistant\n[{}<|im_end|>]\n"
     assert marked(packed, chat_tokenizer) == (
@@ -206,44 +208,47 @@ def test_a_template_that_rewrites_earlier_turns_gives_a_row_for_each_output(
     make_config: Make, chat_tokenizer: Any
 ) -> None:
     chat_tokenizer.chat_template = NO_THOUGHTS
-    encoder = encoder_of(make_config, chat_tokenizer, answers="in_sequence")
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, answers="in_sequence")
     texts = {"state": SECOND, "action": "tell", "reply": "y2"}
 
-    rows = [example for example in examples(encoder, ROW) if isinstance(example, Example)]
+    rows = [example for example in examples(row_tokenizer, ROW) if isinstance(example, Example)]
 
     assert len(rows) == 6
-    prompts = prompts_of(encoder, SAID[:3], texts)
+    prompts = prompts_of(row_tokenizer, SAID[:3], texts)
     assert [row.input_ids[: row.spans[0][0]] for row in rows[3:]] == [prompt.input_ids for prompt in prompts]
 
 
 def test_a_template_whose_roles_must_alternate_can_answer_in_sequence(make_config: Make, chat_tokenizer: Any) -> None:
     chat_tokenizer.chat_template = ALTERNATING
-    encoder = encoder_of(make_config, chat_tokenizer, answers="in_sequence", mode="packed_dialogue")
+    row_tokenizer = encoder_of(make_config, chat_tokenizer, answers="in_sequence", mode="packed_dialogue")
 
-    [packed] = examples(encoder, ROW)
+    [packed] = examples(row_tokenizer, ROW)
 
     assert isinstance(packed, Example)
     assert len(packed.spans) == 6
 
 
 def test_limits_of_the_context_count_turns_and_not_outputs(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, answers="in_sequence", context_turns=1, **SPEAKERS)
+    row_tokenizer = encoder_of(make_config, tokenizer, answers="in_sequence", context_turns=1, **SPEAKERS)
     pair = encoder_of(make_config, tokenizer, answers="in_sequence", context_length=2, **SPEAKERS)
 
-    assert marked(examples(encoder, ROW)[5], tokenizer) == (
+    assert marked(examples(row_tokenizer, ROW)[5], tokenizer) == (
         f"U: x2 | A: {SECOND} | U: action | A: tell | U: reply | A: [y2</s>]"
     )
     assert marked(examples(pair, ROW)[3], tokenizer).startswith(f"A: {FIRST} | U: action | A: ask | U: reply | A: y1 |")
 
 
 def test_for_scores_a_turn_is_a_row_and_for_the_loss_each_output(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, answers="in_sequence", mode="packed_dialogue", **SPEAKERS)
-    assert encoder.expander is not None
+    row_tokenizer = encoder_of(make_config, tokenizer, answers="in_sequence", mode="packed_dialogue", **SPEAKERS)
+    assert row_tokenizer.expander is not None
 
-    scored, learned = for_scores(encoder.expander).expand(ROW, "k"), for_loss(encoder.expander).expand(ROW, "k")
+    scored, learned = (
+        for_scores(row_tokenizer.expander).expand(ROW, "k"),
+        for_loss(row_tokenizer.expander).expand(ROW, "k"),
+    )
 
     assert [key for key, _ in scored] == ["k#1", "k#2"]
-    row = row_schema(encoder.formatter.config, supervised=True).load(scored[1][1])
+    row = row_schema(row_tokenizer.formatter.config, supervised=True).load(scored[1][1])
     assert {name: row[name] for name in ("state", "action", "reply")} == {
         "state": {"a": 1, "b": "c"},
         "action": "tell",
@@ -276,7 +281,7 @@ def test_the_right_answer_of_a_simulation_trains_all_outputs_of_its_turn(make_co
 
 def test_a_long_text_is_truncated_where_it_is_learned_and_shown(make_config: Make, tokenizer: Any) -> None:
     limited = OUTPUTS[2] | {"preprocessing": {"max_sequence_length": 1}}
-    encoder = encoder_of(
+    row_tokenizer = encoder_of(
         make_config,
         tokenizer,
         outputs=[*OUTPUTS[:2], limited],
@@ -285,7 +290,7 @@ def test_a_long_text_is_truncated_where_it_is_learned_and_shown(make_config: Mak
         **SPEAKERS,
     )
 
-    [packed] = examples(encoder, ROW)
+    [packed] = examples(row_tokenizer, ROW)
 
     assert isinstance(packed, Example)
     assert packed.cut_tokens == 2
@@ -293,9 +298,11 @@ def test_a_long_text_is_truncated_where_it_is_learned_and_shown(make_config: Mak
 
 
 def test_a_prompt_that_leaves_no_room_names_its_length(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, answers="in_sequence", mode="packed_dialogue", limit=12, **SPEAKERS)
+    row_tokenizer = encoder_of(
+        make_config, tokenizer, answers="in_sequence", mode="packed_dialogue", limit=12, **SPEAKERS
+    )
 
-    [packed] = examples(encoder, {"messages": SAID[:2]})
+    [packed] = examples(row_tokenizer, {"messages": SAID[:2]})
     assert isinstance(packed, Example)
     assert packed.cut_tokens > 0
     [short] = examples(
@@ -307,9 +314,9 @@ def test_a_prompt_that_leaves_no_room_names_its_length(make_config: Make, tokeni
 
 
 def test_questions_between_outputs_are_counted_in_tokens(make_config: Make, tokenizer: Any) -> None:
-    encoder = encoder_of(make_config, tokenizer, answers="in_sequence", mode="packed_dialogue", **SPEAKERS)
+    row_tokenizer = encoder_of(make_config, tokenizer, answers="in_sequence", mode="packed_dialogue", **SPEAKERS)
 
-    first, *others = encoder.question_tokens(["state", "action", "reply"])
+    first, *others = row_tokenizer.question_tokens(["state", "action", "reply"])
 
     assert first == 0
     # Of " | U: action | A: " with an end token before it, and at most two more.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from partita.data.batching.collate import collate
 from partita.data.batching.policies import Policy, build_policy
-from partita.data.chunks import ChunkEncoder
+from partita.data.chunks import ChunkTokenizer
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
@@ -87,14 +87,14 @@ def make(
     workers: int = 0,
     ledger: Ledger | None = None,
     seed: int = 7,
-    encoder: RowTokenizer = ENCODER,
+    row_tokenizer: RowTokenizer = ENCODER,
     options: LoaderOptions | None = None,
     **changes: Any,
 ) -> StreamLoader:
     streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, seed)
     return StreamLoader(
         streams.plan(policy_of(batching), num_groups=count_shard_groups(batches_per_step)),
-        encoder,
+        row_tokenizer,
         options=options or LoaderOptions(workers=workers),
         batches_per_step=batches_per_step,
         parts={"batching": batching.model_dump_json(), "seed": str(seed)},
@@ -331,8 +331,8 @@ def test_closed_steps_close_files_and_end_workers(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.long
 def test_a_step_as_long_as_the_timeout_is_not_a_hung_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, encode = write_shards(tmp_path / "data", [300, 300]), ChunkEncoder.__call__
-    monkeypatch.setattr(ChunkEncoder, "__call__", lambda self, chunk: (time.sleep(1.0), encode(self, chunk))[1])
+    folder, encode = write_shards(tmp_path / "data", [300, 300]), ChunkTokenizer.__call__
+    monkeypatch.setattr(ChunkTokenizer, "__call__", lambda self, chunk: (time.sleep(1.0), encode(self, chunk))[1])
     options = LoaderOptions(workers=1, timeout=3.0, start_method="fork")
 
     with closing(make(folder, batches_per_step=4, options=options).steps()) as steps:
@@ -422,9 +422,9 @@ def test_rows_of_one_dialogue_have_different_keys(tmp_path: Path) -> None:
             "trainer": {"type": "finetune"},
         }
     )
-    encoder = build_row_tokenizer(dialogues, tokenizer=byte_tokenizer(), context_length=512)
+    row_tokenizer = build_row_tokenizer(dialogues, tokenizer=byte_tokenizer(), context_length=512)
 
-    keys = keys_of(epoch_of(make(tmp_path, batching=FixedBatching(type="fixed"), encoder=encoder)))
+    keys = keys_of(epoch_of(make(tmp_path, batching=FixedBatching(type="fixed"), row_tokenizer=row_tokenizer)))
 
     assert keys == Counter({f"part-00.jsonl:1#{number}": 1 for number in (1, 2, 3)})
 
@@ -443,7 +443,7 @@ def test_shard_groups_divide_the_batches_of_a_step(batches: int, num_groups: int
 
 def test_a_stream_with_too_many_unknown_tokens_is_refused(tmp_path: Path) -> None:
     base = ScratchModel.model_validate({"type": "scratch", "tokenizer": "char"})
-    encoder = build_row_tokenizer(CONFIG, tokenizer=train_tokenizer(base, ["abq"]), context_length=64)
+    row_tokenizer = build_row_tokenizer(CONFIG, tokenizer=train_tokenizer(base, ["abq"]), context_length=64)
     answers = [*["ab" * 10] * 60, *["яa" * 10] * 200]
     lines = [json.dumps({"question": "q", "answer": answer}) + "\n" for answer in answers]
     (tmp_path / "part.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -453,7 +453,7 @@ def test_a_stream_with_too_many_unknown_tokens_is_refused(tmp_path: Path) -> Non
     with pytest.raises(
         DataError, match=r"training: [0-9.]+% of the loss tokens \(.*\) are the tokenizer's unknown token"
     ):
-        epoch_of(make(tmp_path, encoder=encoder, batching=fixed, ledger=ledger))
+        epoch_of(make(tmp_path, row_tokenizer=row_tokenizer, batching=fixed, ledger=ledger))
 
     assert 1000 < ledger.split("training").loss_tokens < 260 * 21
 

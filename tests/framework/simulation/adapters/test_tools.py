@@ -217,10 +217,10 @@ def test_dialogues_with_tools_run_like_other_dialogues() -> None:
         }
     ).config
     lm = ScriptedModel(clerk)
-    encoder = RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
+    row_tokenizer = RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None))
     agent = ModelSpec(
         cast(Any, lm),
-        TurnEncoder(encoder, "messages", lm.tokenizer.decode),
+        TurnEncoder(row_tokenizer, "messages", lm.tokenizer.decode),
         options=GenerationOptions({}),
         budget=BatchBudget(4),
         context_tokens=4000,
