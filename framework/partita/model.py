@@ -84,9 +84,8 @@ class Model:
         """Directory of the run that was trained or loaded."""
         return self._backend.context.run
 
-    @property
-    def _ready_backend(self) -> Backend:
-        """The backend, with the heads of an encoder's outputs written into the configuration.
+    def _prepare_backend(self) -> Backend:
+        """Write the heads of an encoder's outputs into the configuration, and return the backend.
 
         Raises ConfigError if the file describes a sweep.
         """
@@ -147,7 +146,7 @@ class Model:
         """
         folder = None if run is None else path_of("run", run)
         callbacks = check_callbacks(callbacks)
-        backend = self._ready_backend
+        backend = self._prepare_backend()
         if self.config.cross_validates:
             return train_folds(backend.context, dataset, folder, callbacks=callbacks, report=self._write_report)
         result = backend.train(dataset, folder, callbacks=callbacks)
@@ -192,7 +191,7 @@ class Model:
             fresh=fresh,
             safe_csv=safe_csv,
         )
-        backend = self._ready_backend
+        backend = self._prepare_backend()
         if server is not None:
             return predict_on_server(backend.context, dataset, options, url=server)
         return backend.predict(dataset, options)
@@ -206,7 +205,7 @@ class Model:
         `dataset` defaults to the test rows of the file, else its validation rows. Rows that cannot be scored are
         counted as `skipped`. A server returns no loss. Raises DataError if no row can be scored.
         """
-        metrics = self._ready_backend.evaluate(dataset, batch_size=count_of("batch_size", batch_size))
+        metrics = self._prepare_backend().evaluate(dataset, batch_size=count_of("batch_size", batch_size))
         self._write_report(self._backend.context.output_folder)
         return metrics
 
@@ -218,7 +217,7 @@ class Model:
         Episodes are saved as they finish; call it again to run only the missing ones. `fresh` starts over.
         """
         folder = None if output is None else path_of("output", output)
-        report = self._ready_backend.simulate(folder, batch_size=count_of("batch_size", batch_size), fresh=fresh)
+        report = self._prepare_backend().simulate(folder, batch_size=count_of("batch_size", batch_size), fresh=fresh)
         self._write_report(page_folder(Path(report.folder)))
         return report
 
@@ -271,7 +270,7 @@ class Model:
         """
         if not isinstance(prompts, str):
             prompts = texts_of(prompts)
-        return self._ready_backend.generate(
+        return self._prepare_backend().generate(
             prompts,
             max_new_tokens=count_of("max_new_tokens", max_new_tokens),
             batch_size=count_of("batch_size", batch_size),
@@ -328,7 +327,7 @@ class Model:
         `trainer: {type: none}`, the sizes of generation, and of evaluation if `dataset` has answers. `dataset` replaces
         data.source, or the rows to evaluate on. `fresh` ignores the sizes that earlier runs found.
         """
-        return self._ready_backend.tune(dataset, fresh=fresh)
+        return self._prepare_backend().tune(dataset, fresh=fresh)
 
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`.
@@ -338,7 +337,7 @@ class Model:
         folder = path_of("folder", folder)
         if (folder / MANIFESTS[0]).exists():
             raise DataError(f"{folder} is the directory of a run; name another folder to save the model in")
-        self._ready_backend.save(folder, origin=self._backend.context.loaded.folder)
+        self._prepare_backend().save(folder, origin=self._backend.context.loaded.folder)
         return folder
 
     def export(
@@ -383,7 +382,7 @@ class Model:
             min_agreement=min_agreement,
             llama_cpp=None if llama_cpp is None else path_of("llama_cpp", llama_cpp),
         )
-        report = self._ready_backend.export(options)
+        report = self._prepare_backend().export(options)
         report.raise_if_failed()
         return report
 
@@ -399,7 +398,7 @@ class Model:
             dry_run: Folder to write what would be uploaded; nothing is uploaded, and its path is returned.
         """
         self._backend.refusals.check("save")
-        backend = self._ready_backend
+        backend = self._prepare_backend()
         context = backend.context
         return push(
             name,
@@ -422,7 +421,7 @@ def open_engine(
         batch_size: Requests answered at a time. Default: found by measuring.
         max_waiting: Maximum number of requests that wait for others.
     """
-    return model._ready_backend.open_engine(  # noqa: SLF001
+    return model._prepare_backend().open_engine(  # noqa: SLF001
         context=count_of("context", context),
         batch_size=count_of("batch_size", batch_size),
         max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from partita_schema.common.text import nearest
 from partita_schema.sections.objectives import OBJECTIVE_METRICS
-from partita_schema.sections.outputs import METRICS_BY_NAME, ranking_metrics
+from partita_schema.sections.outputs import METRICS_BY_NAME, checkpoint_metrics
 from partita_schema.sections.outputs.base import OutputBase
 from partita_schema.sections.trainer import TrainerBase
 
@@ -30,7 +30,7 @@ def metric_problem(wanted: str, outputs: Sequence[OutputBase], *, trainer: Train
     if "." in wanted and not any(wanted.startswith(f"{name}.") for name in names):
         return f"{wanted!r} names no output; write loss, or a metric after one of {', '.join(f'{n}.' for n in names)}"
     first, full = f"{names[0]}.", full_name(wanted, outputs)
-    of_outputs = [f"{output.name}.{metric}" for output in outputs for metric in ranking_metrics(output)]
+    of_outputs = [f"{output.name}.{metric}" for output in outputs for metric in checkpoint_metrics(output)]
     known = ["loss", *of_objective, *of_outputs]
     without_scores = [output for output in outputs if not output.has_scores]
     if any(full == f"{output.name}.{metric}" for output in without_scores for metric in output.SCORE_METRICS):

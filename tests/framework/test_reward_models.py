@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from partita import Model
-from partita.backends.answer_scorers import load_answer_scorer
+from partita.backends.reward_models import load_answer_scorer
 from partita.data.preview import preview
 from partita.pipeline.answer_scores import AnswerScore
 from partita.tokenizers.load import train_tokenizer

@@ -234,11 +234,6 @@ class RunContext:
         """Folder for journals and transcripts: the run's, or that of a future run."""
         return self.run if self.run is not None and os.access(self.run, os.W_OK) else RUNS / self.name
 
-    @property
-    def sampling_seed(self) -> int:
-        """Seed for sampling."""
-        return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
-
     def open_dataset(self, dataset: Any) -> Rows:
         """Open the rows passed to a verb; relative paths start at the current folder. Raise DataError."""
         limit, wanted = self.config.data.max_row_bytes, WantedRows.by(self.config)

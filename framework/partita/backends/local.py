@@ -30,7 +30,7 @@ from partita.pipeline.before_training import ModelBeforeTraining, notes_of
 from partita.pipeline.build import Labels, Pipeline, build_pipeline
 from partita.pipeline.evaluate import LocalEvaluator
 from partita.pipeline.fingerprint import model_fingerprint
-from partita.pipeline.saved_model import write_card
+from partita.pipeline.saved_model import write_metadata
 from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
 from partita.runs.cost import merged
@@ -43,7 +43,7 @@ from partita.simulation.report import SimulationReport
 from partita.simulation.run import simulate
 from partita.training.run import (
     check_same_rows,
-    check_shared,
+    check_sums_gradients,
     find_sizes,
     finished_result,
     train_in,
@@ -179,7 +179,7 @@ class LocalBackend(Backend):
         rounds = rounds_of(context.config)
         if rounds is not None:
             agent_contexts(context)  # a missing model is reported before training starts
-        check_shared(trainer, context.config, process_group)
+        check_sums_gradients(trainer, context.config, process_group)
         callbacks = self.all_callbacks(trainer, callbacks)
         named = None if run is None else Path(run)
         chosen = process_group.run_on_rank_zero(lambda: context.choose_run(named), "the folder of the run")
@@ -260,7 +260,7 @@ class LocalBackend(Backend):
             origin=context.loaded.folder,
             directory=directory,
             process_group=context.process_group,
-            seed=context.sampling_seed,
+            seed=context.config.sampling_seed,
             data=data,
             open_run=context.open_run,
             others=self.agent_models,
@@ -292,7 +292,7 @@ class LocalBackend(Backend):
             pieces = self.stream(pipeline, requests, size)
             return (piece for _, piece in pieces) if isinstance(prompts, str) else pieces
         with self.tuner.work("generation", size) as budget:
-            settings = GenerationSettings(pipeline.generation.unconstrained, budget, self.context.sampling_seed)
+            settings = GenerationSettings(pipeline.generation.unconstrained, budget, self.context.config.sampling_seed)
             completions = generate_requests(pipeline.lm, requests, settings)
         self.record_memory()
         return [generated.text for generated in completions]
@@ -302,7 +302,7 @@ class LocalBackend(Backend):
     ) -> Iterator[tuple[int, str]]:
         """Yield pairs of a request's index and the next piece of its answer."""
         with self.tuner.work("generation", size) as budget:
-            settings = GenerationSettings(pipeline.generation.unconstrained, budget, self.context.sampling_seed)
+            settings = GenerationSettings(pipeline.generation.unconstrained, budget, self.context.config.sampling_seed)
             yield from stream_requests(pipeline.lm, requests, settings)
         self.record_memory()
 
@@ -320,7 +320,7 @@ class LocalBackend(Backend):
         result = simulate(
             models | self.agent_models(),
             folder=folder,
-            seed=context.sampling_seed,
+            seed=context.config.sampling_seed,
             batch_size=batch_size,
             fresh=fresh,
             progress=context.progress,
@@ -396,7 +396,7 @@ class LocalBackend(Backend):
         pipeline = self.parts()
         pipeline.lm.save(folder)
         notes = notes_of(self.context.run)
-        write_card(folder, config=self.context.config, labels=pipeline.labels, origin=origin, notes=notes)
+        write_metadata(folder, config=self.context.config, labels=pipeline.labels, origin=origin, notes=notes)
 
     def export(self, options: ExportOptions) -> ExportReport:
         """Export the model and compare it with the export; see `Model.export`."""

@@ -54,11 +54,11 @@ def list_runs(
 
     This is also `partita runs FOLDER`.
     """
-    from partita.runs.listing import full_name, in_order, metric_names, read_runs
+    from partita.runs.listing import find_metric, in_order, metric_names, read_runs
 
     found = read_runs(folder)
     names = metric_names(found)
-    if metric is not None and full_name(metric, dict.fromkeys(names, 0.0)) is None:
+    if metric is not None and find_metric(metric, dict.fromkeys(names, 0.0)) is None:
         known = f"they have {', '.join(names)}" if names else "they have no metrics yet"
         raise ConfigError([Problem("--metric", f"no run has {metric}; {known}")])
     found = in_order(found, sort, metric=metric)

@@ -18,7 +18,7 @@ from partita.lm.kinds import class_of_kind, model_kind
 from partita.lm.loading import quiet_progress
 from partita.lm.precision import quantized_layers
 from partita.pipeline.build import Labels
-from partita.pipeline.saved_model import write_card
+from partita.pipeline.saved_model import write_metadata
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_trainers.file_sums import summed
@@ -88,7 +88,7 @@ def write_merged(
         if lm.head is not None:
             lm.head.write_files(folder, model=model, max_length=lm.context_length)
         lm.tokenizer.save_pretrained(folder)
-    write_card(folder, config=config, labels=labels, origin=None, notes=notes)
+    write_metadata(folder, config=config, labels=labels, origin=None, notes=notes)
 
 
 def check_finite(model: Any, *, dtype: torch.dtype) -> None:

@@ -20,7 +20,7 @@ NOT_A_NUMBER = "the reward is not a number"
 TOO_LARGE = "the reward of this answer does not fit in memory even alone"
 
 
-class Reward(Protocol):
+class RewardScore(Protocol):
     """The score of an answer."""
 
     @property
@@ -32,7 +32,7 @@ class Reward(Protocol):
         """Why there is none."""
 
 
-class RewardModel(Protocol):
+class RewardScorer(Protocol):
     """Scores the answers to a row."""
 
     @property
@@ -43,7 +43,7 @@ class RewardModel(Protocol):
     def fingerprint(self) -> str:
         """Hash of everything that determines a score."""
 
-    def scores(self, row: Mapping[str, Any], answers: Sequence[str]) -> Sequence[Reward]:
+    def scores(self, row: Mapping[str, Any], answers: Sequence[str]) -> Sequence[RewardScore]:
         """Return the scores of several answers to a row, which is a dictionary by column."""
 
 
@@ -52,7 +52,7 @@ class BestOf:
     """How many answers are drawn for a row, and what chooses among them."""
 
     num_samples: int
-    reward: RewardModel
+    reward: RewardScorer
     keep_samples: bool = False
     """Whether results hold all answers."""
 

@@ -147,12 +147,7 @@ class PredictionParts:
         """Converts a row without answers to values by feature name."""
         return row_schema(self.config, supervised=False)
 
-    @property
-    def sampling_seed(self) -> int:
-        """Seed for sampling."""
-        return self.config.seed if self.config.generation.seed is None else self.config.generation.seed
-
-    def job(
+    def prediction_job(
         self,
         prompts: PromptSource,
         budget: Callable[[PromptSource], BatchBudget],
@@ -176,7 +171,9 @@ class PredictionParts:
         if num_samples > 1 and engine != "slots":
             where = "on the server" if engine == "server" else "without continuous batching"
             logger.info("a prompt is computed %s times, once for each answer of best_of: %s", num_samples, where)
-        settings = GenerationSettings(self.generation, budget(asked), self.sampling_seed, process_group=process_group)
+        settings = GenerationSettings(
+            self.generation, budget(asked), self.config.sampling_seed, process_group=process_group
+        )
         job = GenerationJob(
             asked,
             settings,
@@ -195,7 +192,7 @@ class PredictionJob:
 
     generator: Generator
     decoder: Decoder
-    job: GenerationJob
+    generation: GenerationJob
     prompts: PromptSource
     """The prompt of each row."""
     chooser: AnswerChooser | None = None
@@ -204,11 +201,12 @@ class PredictionJob:
     @property
     def process_group(self) -> ProcessGroup:
         """The ranks that share the rows."""
-        return self.job.settings.process_group
+        return self.generation.settings.process_group
 
     def stopped_by(self, stopping: Callable[[], bool]) -> "PredictionJob":
         """Return the job that starts no more rows once `stopping` returns True."""
-        return replace(self, job=replace(self.job, settings=replace(self.job.settings, stopping=stopping)))
+        settings = replace(self.generation.settings, stopping=stopping)
+        return replace(self, generation=replace(self.generation, settings=settings))
 
     def completions(
         self, *, done: npt.NDArray[np.bool_], attempts: Callable[[int], int], tally: Tally
@@ -228,7 +226,7 @@ class PredictionJob:
 
         errors = unanswerable(
             self.prompts,
-            max_new_tokens=self.job.max_new_tokens,
+            max_new_tokens=self.generation.max_new_tokens,
             context_length=self.generator.context_length,
             answers=self.generator.answer_context,
         )
@@ -243,7 +241,7 @@ class PredictionJob:
         ]
         if left:
             yield [self._answer(record) for record in left]
-        for batch in self.generator.generate(self.job, done=np.repeat(done, self.job.num_samples)):
+        for batch in self.generator.generate(self.generation, done=np.repeat(done, self.generation.num_samples)):
             tally.add(batch)
             share = round(batch.seconds * 1000 / len(batch.results), 3)
             results = batch.results if self.chooser is None else self.chooser.take(batch.results)

@@ -12,24 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partita.data.rows import BadRow
+from partita.generation.all_rows import AllRows
 from partita.generation.job import PredictionJob, PredictionParts, Tally
 from partita.generation.journals import JobJournal, open_journals
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, Predictions, PredictionStats
 from partita.generation.prompts import EncodedPrompts, PromptRows, PromptSource
 from partita.generation.record import fingerprint_of
-from partita.outputs.registry import output_types
-from partita.runs.progress import NoProgress
+from partita.runs.progress import READING_IS_SHOWN, NoProgress, ShowProgress
 from partita_schema.common.text import counted
-from partita_schema.config import Config
 from partita_trainers.interrupt import interruption, never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -77,58 +75,6 @@ def terminate_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-class AllRows:
-    """Readable and unreadable rows by their index in the source. An unreadable row has no values."""
-
-    def __init__(self, rows: PromptRows, bad: Sequence[BadRow]) -> None:
-        """Combine the readable rows with the unreadable ones, `bad`, which are in the order of the source."""
-        self._rows = rows
-        self.columns = rows.columns
-        """Column names."""
-        self._bad = {min(row.num_before, len(rows)) + number: row for number, row in enumerate(bad)}
-        self.unreadable = {index: row.reason for index, row in self._bad.items()}
-        """Why a row could not be read, by its index."""
-        self._length = len(rows) + len(bad)
-        self._bad_indices = np.array(list(self._bad), dtype=np.int64)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def get(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return rows in the requested order."""
-        if not self._bad:
-            return self._rows.get(indices)
-        readable = [self._readable_index(index) for index in indices if index not in self._bad]
-        rows = iter(self._rows.get(readable) if readable else [])
-        return [{} if index in self._bad else next(rows) for index in indices]
-
-    def key(self, index: int) -> str:
-        """Return the name of a row, the same in every run."""
-        bad = self._bad.get(index)
-        return self._rows.key(self._readable_index(index)) if bad is None else bad.key
-
-    def sampling_key(self, index: int) -> str:
-        """Return the key from which a row's random numbers are derived."""
-        bad = self._bad.get(index)
-        return self._rows.sampling_key(self._readable_index(index)) if bad is None else bad.key
-
-    def _readable_index(self, index: int) -> int:
-        """Return the index of a readable row among the readable ones."""
-        return index - int(np.searchsorted(self._bad_indices, index))
-
-
-DEFAULT_NEW_TOKENS = 256
-READING_IS_SHOWN = 10_000
-"""Number of rows above which tokenizing them shows progress."""
-
-
-class ShowProgress(Protocol):
-    """Creates a progress display, such as a run's `progress`."""
-
-    def __call__(self, total: int, description: str, *, completed: int = 0) -> "AbstractContextManager[Progress]":
-        """Return the display as a context manager."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +129,9 @@ def predict_rows(
         parts, rows, fingerprint=fingerprint_of(fingerprint), progress=progress, process_group=process_group
     )
     _warn_of_cut(prompts)
-    job = parts.job(prompts, budget, rows=rows, process_group=process_group)
+    job = parts.prediction_job(prompts, budget, rows=rows, process_group=process_group)
     with (
-        job.job.settings.budget.guard(),
+        job.generation.settings.budget.guard(),
         terminate_as_interrupt(),
         open_journals(
             files.journal,
@@ -260,7 +206,7 @@ def _warn_of_unanswered(stats: PredictionStats) -> None:
 def _answers_part(parts: PredictionParts) -> str:
     """Return the part of the fingerprint for the length of answers, the seed of sampled ones, and the reward model."""
     texts = [f"max_new_tokens {parts.max_new_tokens}"]
-    texts += [f"seed {parts.sampling_seed}"] if parts.generation.do_sample else []
+    texts += [f"seed {parts.config.sampling_seed}"] if parts.generation.do_sample else []
     texts += [f"reward {parts.best_of.reward.fingerprint}"] if parts.best_of is not None else []
     return ", ".join(texts)
 
@@ -274,7 +220,7 @@ def _fill(journals: JobJournal, job: PredictionJob, *, progress: ShowProgress | 
     if resumed:
         logger.info("resumed %s of %s from %s", f"{resumed:,}", f"{total:,}", journals.path)
     with (
-        finish_started_rows(job.job.engine) as stopping,
+        finish_started_rows(job.generation.engine) as stopping,
         _display(progress, "predicting", total=total, completed=resumed) as display,
     ):
         job = job.stopped_by(stopping)
@@ -319,7 +265,7 @@ def generate_for_rows(
         process_group: The ranks that share the rows.
     """
     prompts = EncodedPrompts(rows, parts.row_tokenizer, parts.row_schema, process_group=process_group)
-    job = parts.job(prompts, lambda prompts: budget, rows=rows, process_group=process_group)
+    job = parts.prediction_job(prompts, lambda prompts: budget, rows=rows, process_group=process_group)
     tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.completions(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):
@@ -336,47 +282,3 @@ def _display(
     progress: ShowProgress | None, description: str, *, total: int, completed: int = 0
 ) -> "AbstractContextManager[Progress]":
     return nullcontext(NoProgress()) if progress is None else progress(total, description, completed=completed)
-
-
-def default_new_tokens(
-    config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]], otherwise: int = DEFAULT_NEW_TOKENS
-) -> int:
-    """Return the limit of generated tokens per answer.
-
-    0 with a head. generation.max_new_tokens if set. Otherwise the sum over the outputs of decoder.max_new_tokens, else
-    preprocessing.max_sequence_length, else for a category the tokens of its longest label plus a margin, else
-    `otherwise`; with several outputs, plus the tokens of the surrounding JSON object.
-
-    Args:
-        config: The configuration.
-        tokenizer: Counts tokens.
-        labels: Labels by output.
-        otherwise: Tokens for an output without a limit.
-    """
-    if config.head_output is not None:
-        return 0
-    if config.generation.max_new_tokens is not None:
-        return config.generation.max_new_tokens
-    needed = new_tokens_by_output(config, tokenizer=tokenizer, labels=labels, otherwise=otherwise)
-    around = 0
-    if len(needed) > 1:
-        around = sum(count_tokens(tokenizer, f'"{name}": "", ') for name in needed) + count_tokens(tokenizer, "{}")
-    return sum(needed.values()) + around
-
-
-def new_tokens_by_output(
-    config: Config, *, tokenizer: Any, labels: Mapping[str, Sequence[str]], otherwise: int
-) -> dict[str, int]:
-    """Return the limit of generated tokens of each output by itself, by name; see `default_new_tokens`."""
-    if config.generation.max_new_tokens is not None:
-        return {output.name: config.generation.max_new_tokens for output in config.output_features}
-    count = partial(count_tokens, tokenizer)
-    limits = {
-        name: output.new_tokens(labels.get(name, ()), count=count) for name, output in output_types(config).items()
-    }
-    return {name: otherwise if limit is None else limit for name, limit in limits.items()}
-
-
-def count_tokens(tokenizer: Any, text: str) -> int:
-    """Return the number of tokens of a text."""
-    return len(tokenizer.encode(text, add_special_tokens=False))

@@ -152,7 +152,7 @@ class AnswerScorer:
         pipeline, reader = self.pipeline, output_type(self._output).reader(())
         size = self.tuner.generation(np.array([len(request.input_ids) for request in requests]))
         with self.tuner.work("generation", size) as budget:
-            settings = GenerationSettings(pipeline.generation, budget, pipeline.sampling_seed)
+            settings = GenerationSettings(pipeline.generation, budget, pipeline.config.sampling_seed)
             completions = generate_requests(pipeline.lm, requests, settings)
         return list(chain.from_iterable(reader.read(generated.text) for generated in completions))
 

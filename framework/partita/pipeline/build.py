@@ -16,10 +16,10 @@ from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset, texts
+from partita.generation.answer_lengths import DEFAULT_NEW_TOKENS, default_new_tokens, new_tokens_by_output
 from partita.generation.engine import EngineSupport, refuse_without_slots
 from partita.generation.generator import Generator, LocalGenerator
 from partita.generation.job import PredictionParts
-from partita.generation.predict import DEFAULT_NEW_TOKENS, default_new_tokens, new_tokens_by_output
 from partita.generation.requests import AnswerSequence
 from partita.lm.bag_model import load_bag
 from partita.lm.base import AnswerContext, GenerationOptions, GenerativeModel, Label

@@ -13,7 +13,7 @@ from partita.data.batching.collate import evenly
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.predict import ShowProgress, generate_for_rows
+from partita.generation.predict import generate_for_rows
 from partita.generation.predictions import answer_of
 from partita.outputs.scores import OutputScores, Scorer
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
@@ -23,6 +23,7 @@ from partita.pipeline.dataset_loss import DatasetLoss, dataset_loss, evaluation_
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.pipeline.row_recorder import RecordedEvaluation, RowRecorder, ScoredRow, open_recorder
 from partita.pipeline.tune import max_loss_tokens_of, prompt_lengths
+from partita.runs.progress import ShowProgress
 from partita_schema.config import Config
 from partita_schema.rows import row_schema
 from partita_schema.sections.data import Data

@@ -13,7 +13,7 @@ from partita_schema.config import Config
 from partita_schema.records import FORMAT_VERSION
 
 
-def write_card(
+def write_metadata(
     folder: Path, *, config: Config, labels: Labels, origin: Path | None, notes: Mapping[str, Any] | None = None
 ) -> None:
     """Write partita.json, the description of a saved model.
@@ -25,7 +25,7 @@ def write_card(
         origin: Folder that relative paths of the file are resolved against; None for the saved folder.
         notes: Further keys, from the manifest of the run.
     """
-    card = {
+    content = {
         "format_version": FORMAT_VERSION,
         "status": "done",
         "config": config.model_dump(mode="json", exclude_unset=True),
@@ -33,4 +33,4 @@ def write_card(
         "labels": {name: list(values) for name, values in labels.items()},
         **(notes or {}),
     }
-    write_atomically(folder / MANIFESTS[1], json.dumps(sealed(card), indent=2) + "\n")
+    write_atomically(folder / MANIFESTS[1], json.dumps(sealed(content), indent=2) + "\n")

@@ -11,7 +11,7 @@ from partita.report.charts import Table
 from partita.report.number_text import as_number
 from partita.report.page import render_page
 from partita.report.section import Link, NamedTable, Section
-from partita.runs.listing import full_name, main_metrics
+from partita.runs.listing import find_metric, main_metrics
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
@@ -45,7 +45,7 @@ class Folds:
         manifest: Mapping[str, Any] = read_manifest(first) if (first / MANIFESTS[0]).is_file() else {}
         for split in ("test", "validation"):
             for name in main_metrics(manifest.get("config") or {}):
-                known = full_name(name, self.metrics.get(split, {}))
+                known = find_metric(name, self.metrics.get(split, {}))
                 if known is not None:
                     return split, known
         return None

@@ -13,7 +13,7 @@ from partita.report.resampling import Blocks, difference_of, interval_of
 from partita.report.row_metrics import estimates_of, num_resampled
 from partita.report.row_shares import shares_of
 from partita.report.statistics import Difference, Interval, right_difference, share_interval
-from partita.runs.listing import full_name
+from partita.runs.listing import find_metric
 from partita_schema.sections.outputs import direction_of
 
 SIGNIFICANCE = 0.05
@@ -108,7 +108,7 @@ def main_measure(measures: Sequence[MetricEstimate], wanted: Sequence[str]) -> M
         wanted: Names of metrics, the best one first, as from `main_metrics`.
     """
     named = {measure.metric: measure for measure in measures}
-    found = [full_name(name, named) for name in wanted if name != "loss"]
+    found = [find_metric(name, named) for name in wanted if name != "loss"]
     judged = [name for name in named if direction_of(name) and name != "loss"]
     return next((named[name] for name in (*found, *judged, "loss", *named) if name in named), None)
 

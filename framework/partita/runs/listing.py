@@ -96,7 +96,7 @@ class RunSummary:
         names = main_metrics(self.config) if name is None else [name]
         for one in names:
             for split in (*SPLITS, *(key for key in metrics if key not in SPLITS)):
-                found = full_name(one, metrics.get(split, {}))
+                found = find_metric(one, metrics.get(split, {}))
                 if found is not None:
                     return MetricValue(found, split, metrics[split][found])
         return None
@@ -137,7 +137,7 @@ def metric_of(output: Mapping[str, Any]) -> str:
     return "mae" if kind == "number" and output.get("head") else METRIC_OF_TYPE.get(kind, "loss")
 
 
-def full_name(name: str, values: Collection[str]) -> str | None:
+def find_metric(name: str, values: Collection[str]) -> str | None:
     """Return the metric of this name, else the first one whose name ends with it; None without one."""
     if name in values:
         return name

@@ -5,15 +5,29 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from partita.runs.waiting import WAITS
+
+if TYPE_CHECKING:
+    from partita_trainers.base import Progress
 
 LINE_EVERY_SECONDS = 10.0
 WIDE_BAR, NARROW_BAR = 16, 8
 """Width of the bar in columns."""
 
 LABELS = {"tokens_per_second": "tokens/s", "prompt_tokens_per_second": "prompt tokens/s", "turns_per_second": "turns/s"}
+
+
+READING_IS_SHOWN = 10_000
+"""Number of rows above which tokenizing them shows progress."""
+
+
+class ShowProgress(Protocol):
+    """Creates a progress display, such as a run's `progress`."""
+
+    def __call__(self, total: int, description: str, *, completed: int = 0) -> "AbstractContextManager[Progress]":
+        """Return the display as a context manager."""
 
 
 class NoProgress:

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from partita.generation.answer_lengths import DEFAULT_NEW_TOKENS
 from partita.generation.job import PredictionParts
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.predict import DEFAULT_NEW_TOKENS
 from partita.generation.requests import GenerationSettings
 from partita.generation.text_stream import TextStream
 from partita.lm.base import Generated, GenerationOptions
@@ -141,7 +141,7 @@ class ServingEngine:
         options = replace(pipeline.generation.unconstrained, kv_cache="slots")
         self.why_batches = self.lm.why_no_slots(options, tokens=context_tokens)
         """Why requests are answered in batches; None with continuous batching."""
-        self._settings = GenerationSettings(options, budget, pipeline.sampling_seed)
+        self._settings = GenerationSettings(options, budget, pipeline.config.sampling_seed)
         self._batches = RequestBatches(self.lm, self._settings, finish=self._finish)
         self._scheduler: RequestScheduler | None = None
         if self.why_batches is None:

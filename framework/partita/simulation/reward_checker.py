@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from partita.data.episode import Episode
-from partita.generation.best_of import Reward
+from partita.generation.best_of import RewardScore
 from partita_schema.errors import ConfigError
 
 KEY = "simulation.checker.model"
@@ -26,7 +26,7 @@ class DialogueReward(Protocol):
 
     def scores_of_dialogues(
         self, prompts: Sequence[Sequence[Mapping[str, Any]]], answers: Sequence[str]
-    ) -> Sequence[Reward]:
+    ) -> Sequence[RewardScore]:
         """Return the score of each answer.
 
         Args:

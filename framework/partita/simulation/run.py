@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows, digest
-from partita.generation.predict import ShowProgress
 from partita.pipeline.build import Pipeline
+from partita.runs.progress import ShowProgress
 from partita.simulation.build import (
     Task,
     build_world,

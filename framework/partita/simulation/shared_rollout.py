@@ -16,8 +16,8 @@ from pathlib import Path
 
 from partita.data.episode import Episode
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.predict import ShowProgress
 from partita.generation.work_queue import WorkQueue, drain
+from partita.runs.progress import ShowProgress
 from partita.simulation.reward_checker import RewardChecker
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts

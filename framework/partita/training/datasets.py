@@ -16,9 +16,9 @@ from partita.data.streams.loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_rows import LoaderSetup, TrainingRows, batch_rows, encode_first, encode_training
 from partita.data.training_shape import TrainingShape
-from partita.generation.predict import READING_IS_SHOWN, ShowProgress
 from partita.pipeline.build import Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
+from partita.runs.progress import READING_IS_SHOWN, ShowProgress
 from partita.training.data_plan import DataPlan
 from partita.training.plan import plan_of_loader
 from partita_schema.common.text import counted

@@ -273,7 +273,7 @@ def check_same_rows(directory: RunDirectory, data: RunData) -> None:
         )
 
 
-def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) -> None:
+def check_sums_gradients(trainer: Trainer, config: Config, process_group: ProcessGroup) -> None:
     """Raise ConfigError if a custom trainer would train each process of a group separately."""
     if (
         process_group.world_size > 1
@@ -283,8 +283,8 @@ def check_shared(trainer: Trainer, config: Config, process_group: ProcessGroup) 
         name = type(trainer).__name__
         message = (
             f"{name} would train each of {process_group.world_size} processes by itself: sum its gradients with "
-            "context.process_group.all_reduce_sum_ and "
-            "say so in the class by sums_gradients = True, or start one process"
+            "context.process_group.all_reduce_sum_ and say so in the class by sums_gradients = True, or start one "
+            "process"
         )
         raise ConfigError([Problem("trainer.target", message)])
 

@@ -87,6 +87,11 @@ class ConfigSections(ConfigModel):
         return LocalBackendConfig() if places_trials else self.backend
 
     @property
+    def sampling_seed(self) -> int:
+        """Seed of sampled answers: generation.seed, otherwise the seed of the file."""
+        return self.seed if self.generation.seed is None else self.generation.seed
+
+    @property
     def plain_text(self) -> bool:
         """Whether rows are documents without a prompt, for language modelling."""
         return not self.input_features

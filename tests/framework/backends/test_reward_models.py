@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, DataError, Model
-from partita.backends.answer_scorers import load_answer_scorer
+from partita.backends.reward_models import load_answer_scorer
 from partita_trainers.file_sums import FILE as SUMS
 
 from ...json_lines import write_json_lines

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from partita.generation.answer_lengths import default_new_tokens
 from partita.generation.job import Tally
-from partita.generation.predict import default_new_tokens, finish_started_rows
+from partita.generation.predict import finish_started_rows
 from partita.generation.predictions import PredictionStats
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel

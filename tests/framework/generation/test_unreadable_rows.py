@@ -11,7 +11,7 @@ import pytest
 from partita.data.rows import BadRow, Rows
 from partita.data.sources.mixed import joined
 from partita.data.sources.sources import open_rows
-from partita.generation.predict import AllRows
+from partita.generation.all_rows import AllRows
 from partita.lm.scripted import ScriptedModel
 
 from ...json_lines import read_json_lines

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from partita import Model
 from partita.data.formatting.formatter import Formatter
-from partita.generation.predict import default_new_tokens
+from partita.generation.answer_lengths import default_new_tokens
 from partita.lm.base import SlotRequest
 from partita.lm.grammar import Grammar
 from partita.lm.row import Row

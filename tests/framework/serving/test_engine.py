@@ -64,7 +64,7 @@ def make_requests(options: GenerationOptions, *, count: int) -> list[AnswerReque
 
 def alone(engine: ServingEngine, request: AnswerRequest) -> Generated:
     """Return the answer to a request as `predict` gives it for this row alone."""
-    settings = GenerationSettings(request.options, BatchBudget(1), engine.pipeline.sampling_seed)
+    settings = GenerationSettings(request.options, BatchBudget(1), engine.pipeline.config.sampling_seed)
     asked = GenerationRequest(request.input_ids, request.max_new_tokens, key=request.key)
     return generate_requests(engine.lm, [asked], settings)[0]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, Model, ResumeError
-from partita.backends.answer_scorers import load_answer_scorer
+from partita.backends.reward_models import load_answer_scorer
 from partita.data.episode import Episode
 from partita.simulation.reward_checker import RewardChecker
 

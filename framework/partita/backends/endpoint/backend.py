@@ -19,8 +19,8 @@ from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
 from partita.export.options import ExportOptions
 from partita.export.report import ExportReport
+from partita.generation.answer_lengths import default_new_tokens
 from partita.generation.oom_backoff import BatchBudget
-from partita.generation.predict import default_new_tokens
 from partita.generation.prompts import PromptSource
 from partita.generation.requests import GenerationSettings
 from partita.outputs.decode import Decoder
@@ -152,7 +152,7 @@ class EndpointBackend(Backend):
         if stream:
             raise PartitaError("a server's answers come whole; leave stream out, or remove backend: {type: endpoint}")
         settings = GenerationSettings(
-            parts.generation, BatchBudget(self.concurrency(batch_size)), self.context.sampling_seed
+            parts.generation, BatchBudget(self.concurrency(batch_size)), self.context.config.sampling_seed
         )
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         completions = self.client.write(texts, settings, max_new_tokens=max_new_tokens or parts.max_new_tokens)

@@ -51,7 +51,7 @@ class ServedParts(PredictionParts):
 
     generator: RowServerGenerator
 
-    def job(
+    def prediction_job(
         self,
         prompts: PromptSource,
         budget: Callable[[PromptSource], BatchBudget],
@@ -67,7 +67,7 @@ class ServedParts(PredictionParts):
             rows: The rows.
             process_group: This process.
         """
-        job = super().job(prompts, budget, rows=rows, process_group=process_group)
+        job = super().prediction_job(prompts, budget, rows=rows, process_group=process_group)
         return replace(job, generator=replace(self.generator, rows=rows))
 
 

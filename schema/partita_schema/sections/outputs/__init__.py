@@ -54,7 +54,7 @@ def direction_of(metric: str) -> Direction | None:
     return DIRECTIONS.get(metric.rsplit(".", 1)[-1])
 
 
-def ranking_metrics(output: OutputBase) -> tuple[str, ...]:
+def checkpoint_metrics(output: OutputBase) -> tuple[str, ...]:
     """Return the metrics of an output that can rank checkpoints."""
     if output.has_pairs and not output.is_compared:
         return ()  # nothing is generated; the metrics are those of the objective
