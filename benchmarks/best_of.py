@@ -132,8 +132,8 @@ def rewards(folder: Path, quick: bool) -> Result:
 def rewarded(folder: str, rounds: int) -> list[Row]:
     """Return a row of the table for long and for short prompts."""
     import torch
-    from partita.backends.reward_models import load_answer_scorer
 
+    from partita.backends.reward_models import load_answer_scorer
     from partita.lm.branches import BranchSupport
     from partita.lm.reward_model import RewardModel
     from partita.model import Model
