@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch.nn import functional
 
 from partita import Model
 from partita.data.formatting.build import build_row_tokenizer
+from partita.data.sources.sources import open_rows
+from partita.data.tokenizer_texts import tokenizer_texts
 from partita.distributed.thread_group import ThreadGroup
 from partita_schema.errors import ConfigError, DataError
 from partita_schema.load import load_config
@@ -23,6 +26,7 @@ from partita_trainers.contrastive import Contrastive
 from partita_trainers.objective import ObjectiveContext
 from partita_trainers.process_group import SINGLE_PROCESS
 from partita_trainers.registry import default_objective
+from partita_trainers.text_identity import identity_of
 
 from ..head_models import LoadedHead, tiny_model
 from ..json_lines import write_json_lines
@@ -216,6 +220,32 @@ def test_the_metrics_are_those_of_a_search_in_all_texts(tmp_path: Path) -> None:
         assert sum(part[f"vector.{name}"].weight for part in metrics) == 12
 
 
+def test_texts_that_are_equal_within_the_context_are_not_equal(place: Path) -> None:
+    begin = " ".join(WORDS[:20])
+    rows = [{"question": f"w{n}", "passage": f"{begin} w{n}", "other": f"{begin} w{n + 20}"} for n in range(10)]
+    metrics = Model(settings(trainer={"type": "none"}), quiet=True).evaluate(rows)
+    # All texts but the question have the same vector, and candidates as similar as the positive come before it.
+    assert metrics["vector"]["recall_at_10"] == 0
+    assert metrics["vector"]["mrr"] == pytest.approx(1 / 20)
+    assert metrics["model"]["loss"] == pytest.approx(math.log(20), rel=1e-5)
+
+
+def test_the_same_positive_of_another_row_is_no_negative(place: Path) -> None:
+    rows = [{"question": f"w{n}", "passage": "w30 w31", "other": "w30 w31"} for n in range(10)]
+    metrics = Model(settings(trainer={"type": "none"}), quiet=True).evaluate(rows)
+    assert metrics["vector"]["mrr"] == 1
+    assert metrics["model"]["loss"] == 0
+
+
+def test_a_tokenizer_for_embeddings_is_trained_on_all_texts_with_their_prefix(place: Path) -> None:
+    preprocessing = {"prefix": "passage: ", "negatives": ["other"]}
+    output = {"name": "vector", "type": "embedding", "column": "passage", "preprocessing": preprocessing}
+    config = load_config(settings(output_features=[output], prompt={"template": "query: {question}"})).config
+    rows = open_rows([{"question": "q", "passage": "p", "other": "n"}], folder=Path())
+    assert list(tokenizer_texts(rows, config, supervised=True)) == ["query: q", "passage: p", "passage: n"]
+    assert list(tokenizer_texts(rows, config, supervised=False)) == ["query: q"]
+
+
 def test_the_objective_belongs_to_embeddings_only() -> None:
     objective = default_objective(load_config(settings()).config)
     assert isinstance(objective, Contrastive)
@@ -300,7 +330,7 @@ def test_each_text_is_cut_to_the_context_and_the_lost_tokens_are_counted(tmp_pat
     assert example.input_ids == [*texts[0], begin, *words[:14], end, *texts[1]]
     assert example.cut_tokens == 6
     assert [stop for _, stop in example.spans] == [4, 20, 23]
-    assert example.targets == [(0.0,), (1.0,), (2.0,)]
+    assert example.targets == [identity_of(text) for text in ("w1 w2", long, "w3")]
 
 
 def test_batch_sizes_of_embeddings_are_measured(place: Path) -> None:

@@ -11,8 +11,12 @@ import torch
 from torch.nn import functional
 
 from partita import Model
+from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.texts_tokenizer import longest_first
+from partita.data.sources.sources import open_rows
+from partita.data.tokenizer_texts import tokenizer_texts
 from partita.outputs.score import ScoreMetrics
+from partita.tokenizers.load import load_tokenizer
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 
@@ -50,6 +54,17 @@ def settings(architecture: str = "bert", loss: str = "binary_cross_entropy", **c
         "trainer": {"type": "finetune", "batch_size": 8, "max_steps": 3, "learning_rate": 0.01},
     }
     return base | changes
+
+
+@pytest.mark.parametrize(("architecture", "texts"), [("bert", ["find", "w1"]), ("llama", ["find", "\nw1"])])
+def test_a_tokenizer_is_trained_on_both_texts_as_they_are_encoded(architecture: str, texts: list[str]) -> None:
+    config = load_config(settings(architecture)).config
+    rows = open_rows([{"query": "find", "document": "w1", "relevance": 1.0}], folder=Path())
+    assert list(tokenizer_texts(rows, config, supervised=True)) == texts
+    tokenizer = load_tokenizer(config, folder=Path(), texts=lambda: tokenizer_texts(rows, config, supervised=True))
+    row_tokenizer = build_row_tokenizer(config, tokenizer=tokenizer, context_length=CONTEXT)
+    example = row_tokenizer.encode({"query": "find", "document": "w1", "relevance": 1.0}, key="a")
+    assert tokenizer.unk_token_id not in example.input_ids
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ gradient. The result is that of one large batch, for any number of micro-batches
 Shapes: N texts of a batch, D dimensions of an embedding.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, cast
 
 import numpy as np
@@ -23,6 +23,7 @@ from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.contrast import Contrast, Embeddings, contrast
 from partita_trainers.device_copies import to_device
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
+from partita_trainers.text_identity import numbers_of
 
 DEPTHS = (1, 5, 10)
 """Ranks that recall is reported for."""
@@ -44,7 +45,7 @@ class RowTexts:
 
     key: str
     texts: tuple[int, ...]
-    """A hash of each text's tokens, of 63 bits."""
+    """A number for each text: equal exactly if the texts are equal, also beyond the context."""
     embeddings_ND: npt.NDArray[np.float32]
 
 
@@ -145,17 +146,18 @@ def row_texts(batches: Sequence[Batch], vectors: Sequence[torch.Tensor]) -> list
         return []
     vectors_ND, result, first = torch.cat(list(vectors)).cpu().numpy(), list[RowTexts](), 0
     for batch in batches:
-        for index, (key, ends) in enumerate(zip(batch.keys, text_ends(batch), strict=True)):
-            ids = [batch.input_ids_BT[index, start:end] for start, end in zip([0, *ends], ends, strict=False)]
-            result.append(RowTexts(key, tuple(map(hash_of, ids)), vectors_ND[first : first + len(ends)]))
+        of_rows = text_ends(batch)
+        numbers = iter(text_numbers(batch, sum(map(len, of_rows))))
+        for key, ends in zip(batch.keys, of_rows, strict=True):
+            texts = tuple(islice(numbers, len(ends)))
+            result.append(RowTexts(key, texts, vectors_ND[first : first + len(ends)]))
             first += len(ends)
     return result
 
 
-def hash_of(ids_T: torch.Tensor) -> int:
-    """Return a hash of a text's tokens as a positive int64."""
-    digest = hashlib.blake2b(ids_T.contiguous().numpy().tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+def text_numbers(batch: Batch, count: int) -> list[int]:
+    """Return a number for each of the `count` texts of a batch; all differ in a batch that measures the worst case."""
+    return list(range(count)) if batch.targets_NK is None else numbers_of(batch.targets_NK).tolist()
 
 
 def compare_rows(rows: Sequence[RowTexts], *, temperature: float, gradients: bool) -> StepCache:

@@ -23,7 +23,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita_schema.common.checksums import DamagedError, sealed, unsealed
 from partita_schema.common.files import write_atomically
 
-FORMAT = 5
+FORMAT = 6
 """Increased whenever the meaning of the files changes."""
 CONTENTS = "contents.json"
 ARRAYS: dict[str, np.dtype[Any]] = {

@@ -11,9 +11,7 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.workers import EncodingWorkers
-from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.rows import check_rows, row_schema
 from partita_schema.sections.data import LoaderOptions
 
 IN_THIS_PROCESS = LoaderOptions()
@@ -283,35 +281,3 @@ def taken(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple
 def starts(counts: list[np.ndarray]) -> np.ndarray:
     """Return cumulative sums, starting with 0."""
     return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
-
-
-def texts(rows: Rows, config: Config, *, supervised: bool) -> Iterator[str]:
-    """Yield prompt and answer of each good row as plain text, without chat template or retrieval, to train a tokenizer.
-
-    Dialogues are expanded into their training rows: each may contain text that no other row shows or learns. If not
-    `supervised`, only prompts are yielded.
-
-    Raises:
-        DataError: If no row is good.
-    """
-    from partita.data.dialogue import expanded
-    from partita.data.formatting.formatter import Formatter
-    from partita.data.formatting.preferences import rejected_row
-
-    formatter = Formatter(config, tokenizer=None)
-    schema = row_schema(config, supervised=supervised)
-    training_rows = expanded(rows, formatter.expander if supervised else None)
-    good, reason = 0, ""
-    for chunk in training_rows.iterate():
-        checked = check_rows(schema, chunk)
-        good += len(checked.clean)
-        if checked.bad and not reason:
-            reason = f"; such as {training_rows.key(min(checked.bad))}: {checked.bad[min(checked.bad)][0]}"
-        for row in checked.clean.values():
-            shows_answer = supervised and config.has_answer_texts
-            formatted = formatter.format(row) if shows_answer else formatter.format_prompt(row)
-            yield from (segment.text for segment in formatted.segments)
-            if shows_answer and config.output_features[0].has_pairs:
-                yield from (part.text for part in formatter.format(rejected_row(row, config)).segments)
-    if not good:
-        raise DataError(f"no row for the tokenizer of the new model can be used, of {len(training_rows):,}{reason}")

@@ -25,7 +25,8 @@ from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader, count_shard_groups
 from partita.data.streams.shard_group import CHUNK
 from partita.data.token_cache import TokenCache
-from partita.data.tokenized import TokenizedDataset, texts
+from partita.data.tokenized import TokenizedDataset
+from partita.data.tokenizer_texts import tokenizer_texts
 from partita.data.training_shape import TrainingShape, training_shape
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.common.text import counted
@@ -83,7 +84,9 @@ def configured_row_tokenizer(
     from partita.lm.context_length import configured_context
 
     if tokenizer is None:
-        tokenizer = load_tokenizer(config, folder=folder, texts=lambda: texts(rows, config, supervised=supervised))
+        tokenizer = load_tokenizer(
+            config, folder=folder, texts=lambda: tokenizer_texts(rows, config, supervised=supervised)
+        )
     elif not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"the tokenizer is a {type(tokenizer).__name__}; pass a fast one, as AutoTokenizer loads it")
     elif tokenizer.pad_token_id is None:

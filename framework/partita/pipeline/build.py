@@ -15,7 +15,8 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.token_cache import TokenCache
-from partita.data.tokenized import TokenizedDataset, texts
+from partita.data.tokenized import TokenizedDataset
+from partita.data.tokenizer_texts import tokenizer_texts
 from partita.generation.answer_lengths import DEFAULT_NEW_TOKENS, default_new_tokens, new_tokens_by_output
 from partita.generation.engine import EngineSupport, refuse_without_slots
 from partita.generation.generator import Generator, LocalGenerator
@@ -238,7 +239,7 @@ def training_texts(config: Config, training: Rows | None) -> Iterator[str]:
         raise DataError("a new model needs rows for its tokenizer; write data.source in the file")
     # Rows to train on always have answers; rows to predict need not.
     supervised = config.trains or has_answers(training, config)
-    yield from texts(training, config, supervised=supervised)
+    yield from tokenizer_texts(training, config, supervised=supervised)
 
 
 def initial_batches(

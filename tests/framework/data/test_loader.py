@@ -16,7 +16,8 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.sources.sources import open_rows
-from partita.data.tokenized import TokenizedDataset, texts
+from partita.data.tokenized import TokenizedDataset
+from partita.data.tokenizer_texts import tokenizer_texts
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
 from partita_schema.config import Config
@@ -453,8 +454,8 @@ def test_progress_counts_every_row() -> None:
 def test_texts_for_a_tokenizer_are_prompts_and_answers_of_valid_rows() -> None:
     rows = open_rows([{"question": "a", "answer": "b"}, {"question": "", "answer": "c"}], folder=Path())
 
-    assert list(texts(rows, CONFIG, supervised=True)) == ["a", "b"]
-    assert list(texts(rows, CONFIG, supervised=False)) == ["a"]
+    assert list(tokenizer_texts(rows, CONFIG, supervised=True)) == ["a", "b"]
+    assert list(tokenizer_texts(rows, CONFIG, supervised=False)) == ["a"]
 
 
 @pytest.mark.parametrize("shown", [{"context_length": 1}, {"context_turns": 1}, {"include_labels": False}])
@@ -469,7 +470,7 @@ def test_texts_for_a_tokenizer_include_every_answer_of_a_dialogue_with_any_histo
     said = [{"text": "x1", "labels": ["y1"]}, {"text": "x2", "labels": ["y2"]}, {"text": "x3", "labels": ["y3"]}]
     rows = open_rows([{"episode": said}], folder=Path())
 
-    results = list(texts(rows, config, supervised=True))
+    results = list(tokenizer_texts(rows, config, supervised=True))
 
     assert [text for text in results if text.startswith("y")] == ["y1", "y2", "y3"]
 

@@ -9,9 +9,11 @@ from partita.data.formatting.base import Row
 from partita.data.formatting.head_tokenizer import NO_TOKENS, HeadTokenizer
 from partita.data.formatting.row_tokenizer import Example, PromptExample
 from partita.lm.marks import with_marks
+from partita_schema.config import Config
 from partita_schema.errors import RowError
 from partita_schema.json_values import NOT_UNICODE
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
+from partita_trainers.text_identity import identity_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -23,9 +25,10 @@ class TextsTokenizer(HeadTokenizer):
     def encode_rows(self, rows: Sequence[Row], keys: Sequence[str]) -> list[Example | RowError]:
         """Tokenize rows with their targets; a bad row is returned as a RowError."""
         examples: list[Example | RowError] = []
-        for row, key, texts in zip(rows, keys, self._encoded([self.texts(row) for row in rows]), strict=True):
+        written = [self.texts(row) for row in rows]
+        for row, key, texts, encoded in zip(rows, keys, written, self._encoded(written), strict=True):
             try:
-                examples.append(self.example(row, key, checked(texts)))
+                examples.append(self.example(row, key, texts, checked(encoded)))
             except RowError as error:
                 examples.append(error)
         return examples
@@ -51,8 +54,18 @@ class TextsTokenizer(HeadTokenizer):
         """Return the texts of a row in prediction."""
 
     @abstractmethod
-    def example(self, row: Row, key: str, texts: "Sequence[Encoding]") -> Example:
-        """Return the tokenized row for training. Raise RowError."""
+    def example(self, row: Row, key: str, texts: Sequence[str], encoded: "Sequence[Encoding]") -> Example:
+        """Return the tokenized row for training.
+
+        Args:
+            row: The row.
+            key: Its key.
+            texts: Its texts.
+            encoded: Their tokens, without special tokens.
+
+        Raises:
+            RowError: The row cannot be learned.
+        """
 
     @abstractmethod
     def prompt_ids(self, texts: "Sequence[Encoding]") -> tuple[list[int], int]:
@@ -86,15 +99,14 @@ class PairTokenizer(TextsTokenizer):
     """
 
     def texts(self, row: Row) -> list[str]:
-        """Return the two inputs; if the tokenizer writes nothing between texts, the second after a line break."""
-        first, second = (str(row[feature.name]) for feature in self.formatter.config.input_features)
-        return [first, second if self._has_separator else f"\n{second}"]
+        """Return the two inputs as they are encoded."""
+        return pair_of(row, self.formatter.config, separated=self._has_separator)
 
     asked_texts = texts
 
-    def example(self, row: Row, key: str, texts: "Sequence[Encoding]") -> Example:
-        """Return the row with its score."""
-        ids, second, cut = self._pair(texts)
+    def example(self, row: Row, key: str, texts: Sequence[str], encoded: "Sequence[Encoding]") -> Example:
+        """Return the row with its score; see `TextsTokenizer.example`."""
+        ids, second, cut = self._pair(encoded)
         return Example(key, ids, ((second, second + 1),), cut, [self.targets_of(row)])
 
     def prompt_ids(self, texts: "Sequence[Encoding]") -> tuple[list[int], int]:
@@ -136,24 +148,22 @@ class EmbeddingTokenizer(TextsTokenizer):
         """Return the input as the prompt writes it, and the texts that it is compared with."""
         output = self.formatter.config.head_output
         assert isinstance(output, EmbeddingOutput)
-        prefix = output.preprocessing.prefix
-        others = [row[output.name], *(row[output.more_key(column)] for column in output.more_columns)]
-        return [*self.asked_texts(row), *(f"{prefix}{text}" for text in others)]
+        return [*self.asked_texts(row), *compared_texts(row, output)]
 
     def asked_texts(self, row: Row) -> list[str]:
         """Return the input as the prompt writes it."""
         [formatted] = self.formatter.format_all([row], [""], supervised=False)
         return [formatted.text]
 
-    def example(self, row: Row, key: str, texts: "Sequence[Encoding]") -> Example:
-        """Return the texts of the row."""
+    def example(self, row: Row, key: str, texts: Sequence[str], encoded: "Sequence[Encoding]") -> Example:
+        """Return the texts of the row, with their identities as targets; see `TextsTokenizer.example`."""
         ids, spans, cut = list[int](), list[tuple[int, int]](), 0
-        for text in texts:
+        for text in encoded:
             of_text, removed = self._whole(text)
             cut += removed
             ids += of_text
             spans.append((len(ids) - 1, len(ids)))
-        return Example(key, ids, tuple(spans), cut, [(float(min(role, 2)),) for role in range(len(texts))])
+        return Example(key, ids, tuple(spans), cut, list(map(identity_of, texts)))
 
     def prompt_ids(self, texts: "Sequence[Encoding]") -> tuple[list[int], int]:
         """Return the tokens of the text, and the number of tokens removed."""
@@ -172,6 +182,18 @@ class EmbeddingTokenizer(TextsTokenizer):
     def _special_tokens(self) -> int:
         count: int = self.formatter.tokenizer.num_special_tokens_to_add(pair=False)
         return count
+
+
+def pair_of(row: Row, config: Config, *, separated: bool) -> list[str]:
+    """Return the two inputs of a row; if the tokenizer writes nothing between texts, the second after a line break."""
+    first, second = (str(row[feature.name]) for feature in config.input_features)
+    return [first, second if separated else f"\n{second}"]
+
+
+def compared_texts(row: Row, output: EmbeddingOutput) -> list[str]:
+    """Return the texts that the input of a row is compared with: the positive, and the negatives if there are any."""
+    others = [row[output.name], *(row[output.more_key(column)] for column in output.more_columns)]
+    return [f"{output.preprocessing.prefix}{text}" for text in others]
 
 
 def checked(texts: "Sequence[Encoding] | None") -> "Sequence[Encoding]":

@@ -44,6 +44,11 @@ class EmbeddingHead(Head):
     def size(self) -> int:
         return 1
 
+    @property
+    def target_size(self) -> int:
+        """Number of targets of a text: its identity (`partita_trainers.text_identity`)."""
+        return 2
+
     def loaded_with(self, described: "PretrainedConfig") -> Self:
         """Return the head with the pooling of the model: mean for encoders, and the last token for decoders."""
         if self.pooling != "auto":
