@@ -167,13 +167,16 @@ def test_rows_are_counted_and_cut_as_the_tokenizer_truncates(place: Path) -> Non
     assert ledger["splits"]["training"]["cut"] > 0
 
 
-def test_predict_warns_of_rows_that_are_longer_than_the_context(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_predict_and_evaluate_warn_of_rows_that_are_longer_than_the_context(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = train(settings("bert"), place / "run")
     ledger = json.loads((place / "run" / "ledger.json").read_text(encoding="utf8"))["splits"]
     cut, lost = (sum(split[key] for split in ledger.values()) for key in ("cut", "cut_tokens"))
     caplog.clear()
     model.predict("rows.jsonl")
-    assert [f"{cut} rows cut to the length limit, {lost} tokens not read"] == [
+    model.evaluate("rows.jsonl")
+    assert 2 * [f"{cut} rows cut to the length limit, {lost} tokens not read"] == [
         record.message for record in caplog.records if record.levelname == "WARNING"
     ]
 

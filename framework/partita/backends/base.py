@@ -26,6 +26,7 @@ from partita.pipeline.evaluate import Evaluation, Evaluator, evaluate_dataset
 from partita.pipeline.fingerprint import answer_fingerprint, journal_path
 from partita.runs.files import writing
 from partita.runs.waiting import waiting
+from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.rules.features import METRICS_OF_MODEL
@@ -196,6 +197,9 @@ class Backend(ABC):
                     f"{counts.rows:,}",
                     ledger.main_reasons(),
                 )
+            if counts.cut:
+                cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")
+                logger.warning("%s cut to the length limit, %s not read", cut, lost)
             evaluator = self.evaluator(batch_size=batch_size)
             record = context.recorded_evaluation(split, dataset)
             with nullcontext() if record is None else writing(record.run):
