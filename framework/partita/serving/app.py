@@ -94,7 +94,7 @@ class Api:
             "created": state.created,
             "owned_by": "partita",
             "max_model_len": state.engine.context_tokens,
-            "default_max_tokens": state.engine.default_new_tokens,
+            "default_max_tokens": min(state.engine.default_new_tokens, state.engine.context_tokens),
             "chat": state.engine.prompts.why_none is None,
         }
 

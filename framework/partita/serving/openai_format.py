@@ -95,6 +95,14 @@ class TokenTexts:
         """Return the text of a token, with U+FFFD for a part of a character."""
         return decode_continuation(self.tokenizer, [token]) or str(self.tokenizer.decode([token]))
 
+    def name(self, token: int) -> str:
+        r"""Return the text of a token; if that is a part of a character, its bytes as the OpenAI API has them.
+
+        Such as `bytes:\xe4`: as keys, the texts of such tokens would be equal.
+        """
+        text = self.text(token)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.bytes(token)) if "\ufffd" in text else text
+
     def bytes(self, token: int) -> list[int]:
         """Return the bytes of a token, which may be a part of a character."""
         return list(self.spelled[token] or self.text(token).encode())
@@ -147,9 +155,9 @@ def completion_logprobs(entries: Sequence[TokenLogprob], *, offsets: TextOffsets
     chosen = [(*one.top, (one.token, one.logprob)) for one in entries]
     tokens = offsets.tokens
     return {
-        "tokens": [tokens.text(one.token) for one in entries],
+        "tokens": [tokens.name(one.token) for one in entries],
         "token_logprobs": [finite(one.logprob) for one in entries],
-        "top_logprobs": [{tokens.text(token): finite(value) for token, value in shown} for shown in chosen],
+        "top_logprobs": [{tokens.name(token): finite(value) for token, value in shown} for shown in chosen],
         "text_offset": [offsets.next(one.token) for one in entries],
     }
 

@@ -19,8 +19,11 @@ from partita.generation.requests import GenerationSettings
 from partita.generation.text_stream import CHANGED
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.model import open_engine
+from partita.serving.bodies import CompletionBody
 from partita.serving.chat_prompts import sampling_options
 from partita.serving.engine import EngineStoppedError, ServingEngine, Ticket, TooManyWaitingError, context_of
+from partita.serving.errors import ApiError
+from partita.serving.openai_requests import EngineRequests
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest, RequestScheduler
 from partita.serving.row_jobs import RowJob
 from partita_schema.errors import DataError
@@ -405,6 +408,20 @@ def test_without_slots_requests_are_answered_in_batches(tmp_path: Any) -> None:
             receiver.submit(engine, index, request)
         receiver.wait(range(5))
         assert [receiver.ends[index].generated for index in range(5)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("top", "grammar", "wanted"),
+    [(0, None, "logprobs need"), (None, "root ::= [0-9]", "response_format and required tools need")],
+)
+def test_without_slots_log_probabilities_and_grammars_are_refused(
+    tmp_path: Any, top: int | None, grammar: str | None, wanted: str
+) -> None:
+    model = make_model(tmp_path, generation={"slots": False})
+    with open_engine(model, context=50, batch_size=2) as engine, pytest.raises(ApiError) as caught:
+        EngineRequests(engine).of(CompletionBody(prompt="x"), [[5, 6]], top=top, grammar=grammar)
+    reason = "continuous batching, which is not available here: generation.slots is false"
+    assert (caught.value.status, str(caught.value)) == (400, f"{wanted} {reason}")
 
 
 def test_a_server_says_that_its_cache_is_not_paged(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:

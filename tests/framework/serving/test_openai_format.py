@@ -15,6 +15,15 @@ def test_offsets_are_places_in_the_text_also_after_parts_of_characters_and_speci
     assert parts[1]["tokens"][-3:] == ["b", "</s>", "c"]
 
 
+def test_tokens_that_are_parts_of_characters_are_named_by_their_bytes() -> None:
+    tokenizer = byte_tokenizer()
+    begin, end = tokenizer.encode("é")
+    entry = TokenLogprob(begin, -1.0, ((begin, -1.0), (end, -2.0)))
+    found = completion_logprobs([entry], offsets=TextOffsets(TokenTexts(tokenizer, size=len(tokenizer))))
+    assert found["tokens"] == [r"bytes:\xc3"]
+    assert found["top_logprobs"] == [{r"bytes:\xc3": -1.0, r"bytes:\xa9": -2.0}]
+
+
 def test_a_character_that_is_not_continued_counts_as_one() -> None:
     tokenizer = byte_tokenizer()
     offsets = TextOffsets(TokenTexts(tokenizer, size=len(tokenizer)))

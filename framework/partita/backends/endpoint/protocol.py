@@ -194,11 +194,13 @@ def why_no_text(choice: Mapping[str, Any], reason: str | None) -> str:
 
 
 def log_probability(choice: Mapping[str, Any], *, mode: Mode) -> float:
-    """Return the sum of the tokens' log probabilities. Raise AnswerError if the server sent none."""
+    """Return the sum of the tokens' log probabilities. Raise AnswerError if the server sent none for an answer."""
     try:
         logprobs = choice["logprobs"]
         values = [token["logprob"] for token in logprobs["content"]] if mode == "chat" else logprobs["token_logprobs"]
         total = float(sum(value for value in values if value is not None))
+        if not values and (choice["message"]["content"] if mode == "chat" else choice["text"]):
+            raise LookupError("no token has a log probability")
     except (LookupError, TypeError, OverflowError):
         raise AnswerError("the server gave no log probabilities; remove generation.logprobs") from None
     if not math.isfinite(total):

@@ -176,6 +176,10 @@ def test_log_probabilities_are_added_up() -> None:
             {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]},
             "the server gave no log probabilities; remove generation.logprobs",
         ),
+        (
+            {"choices": [{"message": {"content": "hi"}, "logprobs": {"content": []}, "finish_reason": "stop"}]},
+            "the server gave no log probabilities; remove generation.logprobs",
+        ),
     ],
 )
 def test_a_response_without_an_answer_is_reported_with_the_reason(response: Any, text: str) -> None:
