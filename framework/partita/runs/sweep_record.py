@@ -45,8 +45,6 @@ class TrialResult:
     """All validation metrics at the end."""
     curve: tuple[TrialEvaluation, ...] = ()
     """Values of the metric while it trained."""
-    decisions: Mapping[str, Any] = field(default_factory=dict)
-    """What the pruner recorded."""
     error: str | None = None
     """Why it failed."""
     cpu_seconds: float = 0.0

@@ -166,23 +166,18 @@ class Watch:
             return
         self.curve.append(TrialEvaluation(state.step / state.total_steps, state.step, value))
         write_atomically(self.path, json.dumps([asdict(one) for one in self.curve]))
-        if self.decide()[0]:
+        if self.stops():
             state.stop("worse than earlier trials of the sweep")
 
-    def decide(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether the trial is stopped at its last evaluation, and what the pruner records.
-
-        At the end of a trial there is nothing to stop.
-        """
-        stop, decisions = self.order.search.should_prune(self.order.earlier, self.curve)
-        return stop and self.curve[-1].share < 1, decisions
+    def stops(self) -> bool:
+        """Return whether the trial is stopped at its last evaluation."""
+        return self.order.search.should_stop(self.order.earlier, self.curve)
 
     def result(self, at_end: TrialResult) -> TrialResult:
         """Return the result of the trial, with its curve; `at_end` is that of the trained model."""
-        stopped, decisions = self.decide()
-        if stopped:
+        if self.stops():
             at_end = TrialResult("pruned", metrics=at_end.metrics)
-        return replace(at_end, curve=tuple(self.curve), decisions=decisions)
+        return replace(at_end, curve=tuple(self.curve))
 
 
 def result_of(metrics: dict[str, float], *, metric: str) -> TrialResult:

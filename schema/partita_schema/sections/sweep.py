@@ -93,7 +93,7 @@ class MedianPruner(ConfigModel):
     min_share: Annotated[Number, Field(gt=0, lt=1)] = 0.1
     """Share of its steps that every trial takes."""
     startup_trials: PositiveInt = 5
-    """Number of finished trials before the first decision."""
+    """Number of finished trials with a value at this share that a decision needs."""
 
 
 Pruner = Annotated[HyperbandPruner | SuccessiveHalvingPruner | MedianPruner, Field(discriminator="type")]
