@@ -18,7 +18,8 @@ from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, JobError, Problem, ResumeError
 from partita_schema.load import LoadedConfig
-from partita_schema.rules.sweep import sweep_direction, sweep_metric
+from partita_schema.rules.comparable_trials import sweep_metric, why_incomparable
+from partita_schema.rules.sweep import sweep_direction
 from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.sweep import SweepConfig, num_trials
 from partita_schema.sweep_values import trial_config
@@ -161,6 +162,9 @@ class SweepRun:
         }
         text = f"{counted(self.plan.total, 'trial')}, {start}{counts}"
         logger.info("sweep folder: %s (%s)", self.folder, text, extra={"fields": fields})
+        reason = why_incomparable(self.plan.config)
+        if reason is not None:
+            logger.warning("%s", reason)
 
     # Trials
 

@@ -358,6 +358,18 @@ def test_the_first_line_of_a_sweep_says_whether_trials_have_begun(
     ]
 
 
+def test_a_sweep_whose_metric_means_something_else_in_other_trials_starts_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = {"base_model.tokenizer": ["byte", "word"]}
+    for quiet in (True, False):
+        plan = SweepPlan.of(load_config(settings(parameters=parameters, metric="loss")))
+        SweepRun(plan, tmp_path, quiet=quiet).log_start()
+    assert caplog.messages == [
+        "base_model.tokenizer changes what loss measures, so trials with other values of it cannot be compared by loss"
+    ]
+
+
 def test_the_model_of_a_trial_with_folds_is_that_of_its_first_fold(tmp_path: Path) -> None:
     result = run(tmp_path, Formula(good), trials=2)
     first, second = result.trials
