@@ -216,6 +216,15 @@ def test_a_trial_with_the_values_of_an_earlier_one_has_its_result_and_does_not_r
     }
 
 
+@pytest.mark.parametrize("sampler", ["grid", "tpe"])
+def test_two_texts_of_the_same_number_are_one_value(tmp_path: Path, sampler: str) -> None:
+    pool = Formula(lambda _: TrialResult("done", 1.0))
+    parameters = {"trainer.learning_rate": ["1e-3", 0.001]}
+    result = run(tmp_path, pool, parameters=parameters, trials=2, sampler=sampler, max_concurrent_trials=1)
+    assert pool.started == [0]
+    assert list(result.to_pandas()["trainer.learning_rate"]) == [0.001, 0.001]
+
+
 def test_the_configuration_of_a_trial_has_its_values_and_no_sweep(tmp_path: Path) -> None:
     orders: list[TrialOrder] = []
 
