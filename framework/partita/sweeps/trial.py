@@ -17,7 +17,7 @@ from partita.sweeps.folder_lock import LOCK_SECONDS
 from partita.sweeps.search import Search
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error
-from partita_schema.errors import PartitaError, ResumeError, WriteError
+from partita_schema.errors import PartitaError, ResumeError, TrainingError, WriteError
 from partita_schema.sections.trainer import FinetuneTrainer
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED, NOT_WRITTEN, NOT_RESUMED = 130, 74, 75
 """Exit statuses of a trial without a result: interrupted, its files cannot be written, and it cannot be resumed."""
+MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
 LOG, EVALUATIONS = "trial.log", "evaluations.json"
 
 
@@ -91,9 +92,9 @@ def result_or_failure(order: TrialOrder) -> TrialResult:
         return run_trial(order)
     except (ResumeError, WriteError):
         raise
-    except Exception as error:  # whatever ends a trial is its result
+    except (Exception, SystemExit) as error:  # whatever ends a trial is its result
         traceback.print_exc()
-        return TrialResult("failed", error=failure_text(error))
+        return TrialResult("failed", error=failure_text(error, run=order.run))
 
 
 def redirect_output(path: Path) -> None:
@@ -105,13 +106,18 @@ def redirect_output(path: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def failure_text(error: Exception) -> str:
-    """Return why a trial failed, in one or a few lines."""
+def failure_text(error: BaseException, *, run: Path) -> str:
+    """Return why a trial failed, in one or a few lines. Advice is that of a trial, whose failure is its result."""
+    again = f"and remove {run} to run the trial again"
     if isinstance(error, MemoryError):
-        return "memory ran out; write a smaller batch_size, or fewer workers"
-    if isinstance(error, PartitaError):
-        return str(error)
-    return describe_error(error)
+        return MEMORY
+    if isinstance(error, SystemExit):
+        return f"its code called sys.exit({error.code!r}); remove that call, {again}"
+    if isinstance(error, TrainingError) and isinstance(error.__cause__, MemoryError):
+        return f"{error.reason}: {MEMORY}"
+    if isinstance(error, TrainingError) and error.advice:
+        return f"{error.reason}; fix it, {again}"
+    return str(error) if isinstance(error, PartitaError) else describe_error(error)
 
 
 def run_trial(order: TrialOrder) -> TrialResult:

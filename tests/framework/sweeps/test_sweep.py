@@ -142,13 +142,21 @@ def test_a_failed_trial_is_recorded_with_its_error_and_ends_nothing(tmp_path: Pa
     assert written["best"]["number"] == result.ranked[0].number
 
 
-def test_a_trial_whose_process_is_killed_is_started_again_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (-9, "was ended by SIGKILL in each of 2 starts; if memory ran out, write a smaller batch_size"),
+        (-11, "was ended by SIGSEGV in each of 2 starts; see the end of {log}"),
+        (1, "ended with status 1 in each of 2 starts; see the end of {log}"),
+    ],
+)
+def test_a_trial_whose_process_is_killed_is_started_again_once(tmp_path: Path, status: int, expected: str) -> None:
     died: list[int] = []
 
     def outcome(order: TrialOrder) -> Outcome:
         if order.number == 5 or (order.number == 2 and 2 not in died):
             died.append(order.number)
-            return -9
+            return status
         return good(order)
 
     result = run(tmp_path, Formula(outcome))
@@ -156,9 +164,8 @@ def test_a_trial_whose_process_is_killed_is_started_again_once(tmp_path: Path) -
     failed = [trial for trial in result.trials if trial.result is not None and trial.result.state == "failed"]
     assert [trial.number for trial in failed] == [5]
     assert failed[0].result is not None
-    assert failed[0].result.error == (
-        "its process was ended by SIGKILL 2 times; if memory ran out, write a smaller batch_size"
-    )
+    log = result.run_of(failed[0]) / "trial.log"
+    assert failed[0].result.error == f"its process {expected.format(log=log)}"
 
 
 def test_a_trial_whose_worker_is_lost_continues_as_often_as_the_file_allows(
