@@ -1,6 +1,5 @@
 """`partita sweep`: run a file with several values of some keys, and name the best ones."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,14 +62,14 @@ def print_result(result: "SweepResult") -> None:
     """Print the trials, the best first, and how to use the best one."""
     from rich.console import Console
 
-    from partita.runs.sweep_result import parameter_text
+    from partita.runs.sweep_result import parameter_text, predict_command
 
     Console(file=sys.stdout).print(table_of(result))
     best = result.best
     assert best is not None
     values = ", ".join(f"{key}: {parameter_text(value)}" for key, value in best.values.items())
     print_wrapped(f"best: trial {best.number}, {result.metric} {result.value_of(best):.4g} ({values})")
-    print_wrapped(f"use it: partita predict {shlex.quote(str(result.model_of(best)))} --dataset ROWS --output FILE")
+    print_wrapped(f"use it: {predict_command(result.model_of(best))}")
 
 
 def table_of(result: "SweepResult") -> "Table":

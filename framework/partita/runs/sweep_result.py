@@ -1,6 +1,7 @@
 """The result of a sweep: sweep.json, the best trial, and a table."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,6 +141,11 @@ def trial_line(trial: Trial, *, metric: str) -> str:
     else:
         end = f"failed: {(result.error or '').splitlines()[0] if result.error else ''}"
     return f"trial {trial.number}: {end} ({values})"
+
+
+def predict_command(run: Path) -> str:
+    """Return the command that answers rows with the model of a trial."""
+    return f"partita predict {shlex.quote(str(run))} --dataset ROWS --output FILE"
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
