@@ -73,6 +73,12 @@ class Trial:
         return f"{self.number:03d}-{digest}"
 
 
+def sweep_of(run: Path) -> Path | None:
+    """Return the folder of the sweep of which a run is a trial, or a fold of a trial; None for other runs."""
+    above = (folder for folder in (run.parent, run.parent.parent) if folder.name == TRIALS)
+    return next((folder.parent for folder in above if (folder.parent / SWEEP).is_file()), None)
+
+
 def write_result(folder: Path, result: TrialResult) -> None:
     """Write the result of a trial into its run directory."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGKILL, Signals
@@ -233,6 +234,7 @@ class SweepRun:
             search=self.plan.search,
             earlier=tuple(self.trials[: trial.number]),
             threads=self.threads,
+            arguments=tuple(sys.argv),
         )
         pool.start(order)
 

@@ -53,12 +53,15 @@ class TrialOrder:
     """All trials before this one."""
     threads: int
     """Number of threads on the processor."""
+    arguments: tuple[str, ...]
+    """`sys.argv` of the command of the sweep, which the run records as the command that started it."""
     device: str | None = None
     """CUDA_VISIBLE_DEVICES of the process; None leaves it unchanged."""
 
 
 def execute(order: TrialOrder) -> int:
     """Run a trial in this process, with its output in a file, and return the exit status."""
+    sys.argv = list(order.arguments)
     os.environ["OMP_NUM_THREADS"] = str(order.threads)
     if order.device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.device

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,7 @@ def test_the_configuration_of_a_trial_has_its_values_and_no_sweep(tmp_path: Path
     for trial, order in zip(result.trials, orders, strict=True):
         assert order.config["trainer"]["learning_rate"] == trial.values["trainer.learning_rate"]
         assert "sweep" not in order.config
+        assert list(order.arguments) == sys.argv
         assert order.run == tmp_path / "trials" / trial.name == result.run_of(trial)
         assert order.run.name.startswith(f"{trial.number:03d}-")
 

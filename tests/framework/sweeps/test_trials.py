@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from partita import Model
+from partita.runs.manifest import read_manifest
 from partita.runs.sweep_record import read_result
 
 from ...forks import COMMAND, Fork, Forks
@@ -83,6 +85,7 @@ def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, sweep
     Model(file, overrides=overrides, quiet=True).train(run=tmp_path / "run")
     assert [line["loss"] for line in log_of(run)] == [line["loss"] for line in log_of(tmp_path / "run")]
     assert len(Model.load(run, quiet=True).predict(colours.rows(3))) == 3
+    assert shlex.split(read_manifest(run)["command"])[:4] == ["partita", "sweep", str(file), "--json"]
     result = read_result(run)
     assert result is not None
     assert result.curve[-1].share == 1
