@@ -160,5 +160,5 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def parameter_text(value: Any) -> str:
-    """Return a value of a parameter for people: numbers with four digits."""
-    return value_text(value, digits=4)
+    """Return a value of a parameter for people, on one line: numbers with four digits, line ends as \\n."""
+    return "\\n".join(value_text(value, digits=4).splitlines())
