@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from partita_schema.base import Refusal
-from partita_schema.metrics import full_name, metric_problem, metrics_without_output
+from partita_schema.metrics import full_name, metrics_without_output
 from partita_schema.sections.config_sections import ConfigSections
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.objectives import OBJECTIVE_METRICS
@@ -38,16 +38,18 @@ def incomparable_trials(config: ConfigSections) -> Iterator[Refusal]:
     key = changing_parameter(config, metric)
     if config.sweep is None or config.sweep.metric is not None or key is None:
         return
-    names = [
-        *metrics_without_output(config),
-        *(f"{output.name}.{name}" for output in config.output_features for name in ranking_metrics(output)),
-    ]
-    others = [
-        name for name in names if metric_problem(name, config) is None and changing_parameter(config, name) is None
-    ]
+    others = [name for name in computed_metrics(config) if changing_parameter(config, name) is None]
     instead = f"a metric that it does not change, such as metric: {others[0]}, or " if others else ""
     what = f"trials are compared by {metric}, and {key} changes what it measures"
     yield "sweep.metric", f"{what}; write {instead}metric: {metric} to compare them all the same"
+
+
+def computed_metrics(config: ConfigSections) -> Iterator[str]:
+    """Yield the metrics of the validation rows of a run."""
+    yield from metrics_without_output(config)
+    generates = not isinstance(config.trainer, FinetuneTrainer) or config.trainer.evaluate_generated is not False
+    for output in config.output_features if generates and not config.plain_text else ():
+        yield from (f"{output.name}.{name}" for name in ranking_metrics(output))
 
 
 def why_incomparable(config: ConfigSections) -> str | None:

@@ -64,8 +64,8 @@ def sweeping(base: dict[str, Any], parameters: dict[str, Any], **section: Any) -
             LABELS | {"trainer": {"type": "finetune", "evaluate_generated": False}},
             {"base_model": [NEW, NEW | {"vocab_size": 300}]},
             (
-                "sweep.metric: trials are compared by loss, and base_model changes what it measures; write a metric "
-                "that it does not change, such as metric: label.accuracy, or metric: loss to compare them all the same"
+                "sweep.metric: trials are compared by loss, and base_model changes what it measures; write metric: "
+                "loss to compare them all the same"
             ),
         ),
         (
