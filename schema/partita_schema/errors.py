@@ -178,6 +178,14 @@ class SimulationError(JobError):
 class TrainingError(JobError):
     """Training cannot continue."""
 
+    def __init__(self, reason: str, advice: str = "") -> None:
+        """Set what happened, and how the run is continued afterwards, if that is not obvious."""
+        super().__init__(*filter(None, (reason, advice)))
+        self.reason, self.advice = reason, advice
+
+    def __str__(self) -> str:
+        return "; ".join(self.args)
+
 
 class DivergenceError(TrainingError):
     """The loss or the gradients are not finite."""

@@ -106,10 +106,12 @@ def checked_config(root: Node, syntax_problems: tuple[Problem, ...], *, files: S
             raise ConfigError(again.problems)
         config = again.config
     if config.sweep is not None:
-        from partita_schema.sweep_values import problems_of_sweep
+        from partita_schema.sweep_values import problems_of_sweep, read_values
 
         if wrong := problems_of_sweep(root):
             raise ConfigError(in_file_order(list(wrong), files))
+        if read_values(root):
+            config = check_tree(root, finished=finished).config or config
     return config
 
 

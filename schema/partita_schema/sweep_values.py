@@ -6,9 +6,9 @@ value in the section `sweep`.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from partita_schema.checked import check_tree
+from partita_schema.checked import Checked, check_tree
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.sweep import DISTRIBUTIONS
@@ -16,6 +16,8 @@ from partita_schema.yaml.overrides import path_of, step
 from partita_schema.yaml.tree import Node, SourcePosition, dotted, tree_of
 
 NOWHERE = SourcePosition(None, None, None)
+Candidates: TypeAlias = Mapping[str, list[tuple[str, Node]]]
+"""Values to check by parameter, each with its place under the parameter."""
 
 
 def trial_config(config: Config, values: Mapping[str, Any]) -> Config:
@@ -96,6 +98,57 @@ def problems_of_sweep(root: Node) -> tuple[Problem, ...]:
     return tuple(problems.values())
 
 
+def read_values(root: Node) -> bool:
+    """Replace each number of a list by the value that its key has with it, and return whether one has changed.
+
+    PyYAML reads `1e-4` as a text, and 1 is not 1.0. The tree is valid, and so are all its values.
+    """
+    parameters = root.find(("sweep", "parameters"))
+    if parameters is None:
+        return False
+    base = root.copy()
+    remove_sweep(base)
+    spaces = parameters.mapping()
+    candidates = {key: list(candidates_of(node)) for key, node in spaces.items()}
+    changed = False
+    for key, node in spaces.items():
+        listed = node if isinstance(node.value, list) else node.find(("choice",))
+        for _, item in listed.children() if listed is not None else ():
+            read = value_with(base, key, item, candidates)
+            if is_number(read) and (type(read), read) != (type(item.value), item.value):
+                item.value, changed = read, True
+    return changed
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def value_with(base: Node, key: str, value: Node, candidates: Candidates) -> object:
+    """Return the value that a key has in a valid configuration with a value of the sweep; None if it is not there.
+
+    Args:
+        base: The tree without the sweep.
+        key: The parameter.
+        value: The value.
+        candidates: Values to check of all parameters.
+    """
+    settings = [{key: value}, *({other: item, key: value} for other, item in others_of(key, candidates))]
+    configs = (checked_with(base, one).config for one in settings)
+    config = next((one for one in configs if one is not None), None)
+    part: Any = None if config is None else config.model_dump(mode="json")
+    for name in path_of(key):
+        is_there = name in part if isinstance(part, dict) else isinstance(part, list) and isinstance(name, int)
+        part = part[name] if is_there else None
+    return part
+
+
+def others_of(key: str, candidates: Candidates) -> Iterator[tuple[str, Node]]:
+    """Yield the values to check of all other parameters."""
+    yield from ((other, item) for other, items in candidates.items() if other != key for _, item in items)
+
+
 def candidates_of(node: Node) -> Iterator[tuple[str, Node]]:
     """Yield the values of a parameter to check, each with its place under the parameter: all choices, and limits."""
     if isinstance(node.value, list):
@@ -113,9 +166,7 @@ def numeric(node: Node, distribution: str) -> Node:
     return node
 
 
-def problems_of_value(
-    base: Node, key: str, suffix: str, value: Node, candidates: Mapping[str, list[tuple[str, Node]]]
-) -> Iterator[Problem]:
+def problems_of_value(base: Node, key: str, suffix: str, value: Node, candidates: Candidates) -> Iterator[Problem]:
     """Yield what is wrong with a value of a parameter.
 
     A value is right if another parameter has a value with which it is valid.
@@ -127,9 +178,9 @@ def problems_of_value(
         value: The value.
         candidates: Values to check of all parameters.
     """
-    problems = problems_with(base, {key: value})
-    others = ((other, item) for other, items in candidates.items() if other != key for _, item in items)
-    if not problems or any(not problems_with(base, {other: item, key: value}) for other, item in others):
+    problems = checked_with(base, {key: value}).problems
+    others = others_of(key, candidates)
+    if not problems or any(not checked_with(base, {other: item, key: value}).problems for other, item in others):
         return
     own = [problem for problem in problems if (problem.path + ".").startswith((f"{key}.", f"{key}["))]
     if own:
@@ -165,11 +216,11 @@ def at(position: SourcePosition | None, path: str, message: str) -> Problem:
     return Problem(path, message, position.file, position.line, position.column)
 
 
-def problems_with(base: Node, values: Mapping[str, Node]) -> tuple[Problem, ...]:
-    """Return the problems of a tree with some values."""
+def checked_with(base: Node, values: Mapping[str, Node]) -> Checked:
+    """Return the configuration of a tree with some values, or its problems."""
     root = base.copy()
     for key, value in values.items():
         problem = write_value(root, key, value.copy())
         if problem is not None:
-            return (Problem(key, problem),)
-    return check_tree(root).problems
+            return Checked(None, (Problem(key, problem),))
+    return check_tree(root)

@@ -1,7 +1,6 @@
 """Sweeps: the choice of values, early stops, and the number of trials at a time. Workers compute a formula."""
 
 from pathlib import Path
-from typing import Any
 
 from partita.runs.sweep_record import TrialEvaluation, TrialResult, write_result
 from partita.sweeps.sweep_run import SweepPlan, SweepRun
@@ -41,14 +40,14 @@ class Formula:
         order = self.running.pop(0)
         loss = abs(order.config["trainer"]["learning_rate"] - 0.01)
         curve: list[TrialEvaluation] = []
-        stop, decisions = False, dict[str, Any]()
+        stop = False
         for step in range(1, STEPS):
             curve.append(TrialEvaluation(step / STEPS, step, loss + 1 / step))
-            stop, decisions = order.search.should_prune(order.earlier, curve)
+            stop = order.search.should_stop(order.earlier, curve)
             if stop:
                 break
         state, value = ("pruned", None) if stop else ("done", loss)
-        write_result(order.run, TrialResult(state, value, curve=tuple(curve), decisions=decisions))
+        write_result(order.run, TrialResult(state, value, curve=tuple(curve)))
         return TrialEnd(order.number, 0)
 
     def interrupt(self) -> None: ...

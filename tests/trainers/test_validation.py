@@ -8,7 +8,7 @@ from partita_schema.errors import ConfigError
 from partita_schema.sections.outputs import DIRECTIONS
 from partita_trainers.validation import Validation
 
-LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse", "chosen_falls"}
+LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse", "chosen_falls", "perplexity", "bits_per_byte"}
 HIGHER = {
     *("exact_match", "accuracy", "macro_f1", "weighted_f1", "micro_f1", "jaccard", "r2", "valid", "field_accuracy"),
     *("rouge_1", "rouge_2", "rouge_l", "bleu", "auroc", "average_precision"),

@@ -21,6 +21,8 @@ from partita_trainers.base import LanguageModel, Metrics, Trainer, TrainerContex
 
 logger = logging.getLogger(__name__)
 
+ADVICE = "fix it, and rerun the same command to resume"
+"""How a run whose callback failed is continued."""
 STOP = "stop.json"
 """File of a checkpoint: a stop that `on_checkpoint` has asked for, when the checkpoint was complete."""
 HOOKS = ("on_start", "on_step", "on_evaluate", "on_checkpoint", "on_end")
@@ -181,7 +183,7 @@ class Callbacks:
                 with unchanged_random_state():
                     methods[hook](self.state)
             except Exception as error:
-                raise TrainingError(failure_of(callback, hook, error, step=self.state.step)) from error
+                raise TrainingError(failure_of(callback, hook, error, step=self.state.step), ADVICE) from error
             if self.state.requests:
                 first = first or ": ".join(filter(None, (name_of(callback), self.state.requests[0])))
                 self.state.requests.clear()
@@ -209,7 +211,7 @@ def unchanged_random_state() -> Iterator[None]:
 
 
 def failure_of(callback: object, hook: str, error: Exception, *, step: int) -> str:
-    """Return the text of the error for a callback that failed, with the line in the file of its method.
+    """Return why a callback failed, with the line in the file of its method.
 
     Args:
         callback: The callback.
@@ -221,10 +223,7 @@ def failure_of(callback: object, hook: str, error: Exception, *, step: int) -> s
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     line = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     reason = describe_error(error)
-    return (
-        f"the callback {name_of(callback)} failed in {hook} at step {step}{line}: {reason}; fix it, and rerun the same "
-        "command to resume"
-    )
+    return f"the callback {name_of(callback)} failed in {hook} at step {step}{line}: {reason}"
 
 
 def name_of(callback: object) -> str:

@@ -1,7 +1,7 @@
 """`partita sweep`: run a file with several values of some keys, and name the best ones."""
 
-import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MAX_TRIALS = 20
 """Trials in the table."""
+BORDERS = 3
+"""Characters of a column beside its cells."""
 
 
 def sweep(
@@ -63,18 +65,19 @@ def print_result(result: "SweepResult") -> None:
     """Print the trials, the best first, and how to use the best one."""
     from rich.console import Console
 
-    from partita.runs.sweep_result import parameter_text
+    from partita.runs.sweep_result import parameter_text, predict_command
 
-    Console(file=sys.stdout).print(table_of(result))
+    console = Console(file=sys.stdout)
+    console.print(table_of(result, width=console.width))
     best = result.best
     assert best is not None
     values = ", ".join(f"{key}: {parameter_text(value)}" for key, value in best.values.items())
     print_wrapped(f"best: trial {best.number}, {result.metric} {result.value_of(best):.4g} ({values})")
-    print_wrapped(f"use it: partita predict {shlex.quote(str(result.model_of(best)))} --dataset ROWS --output FILE")
+    print_wrapped(f"use it: {predict_command(result.model_of(best))}")
 
 
-def table_of(result: "SweepResult") -> "Table":
-    """Return a table with a row per trial, the best first."""
+def table_of(result: "SweepResult", *, width: int) -> "Table":
+    """Return a table with a row per trial, the best first, in which headings fit a number of columns if possible."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -85,13 +88,36 @@ def table_of(result: "SweepResult") -> "Table":
     title = f"{counted(len(trials), 'trial')}, the best first"
     if len(trials) > MAX_TRIALS:
         title = f"{MAX_TRIALS} of {len(trials):,} trials, the best first (all in {result.folder / 'sweep.json'})"
-    table = Table(title=escape(title), title_justify="left")
-    table.add_column("trial", justify="right")
-    table.add_column(escape(result.metric), justify="right", overflow="fold")
-    for name in short_names(list(result.trials[0].values)).values():
-        table.add_column(escape(name), justify="right", overflow="fold")
+    rows = []
     for trial in trials[:MAX_TRIALS]:
         state = trial.result.state if trial.result is not None else "waiting"
         value = f"{result.value_of(trial):.4g}" if trial in ranked else state
-        table.add_row(str(trial.number), value, *(escape(parameter_text(one)) for one in trial.values.values()))
+        rows.append([str(trial.number), value, *map(parameter_text, trial.values.values())])
+    table = Table(title=escape(title), title_justify="left")
+    for name in headings(["trial", result.metric, *short_names(list(result.trials[0].values)).values()], rows, width):
+        table.add_column(escape(name), justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
+
+
+def headings(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return names of columns in as few lines as make a table fit, and in their shortest ones if none do.
+
+    Args:
+        names: The names.
+        rows: The cells of the table.
+        width: Number of columns of the terminal.
+    """
+    from rich.cells import cell_len
+
+    from partita.report.runs_table import broken
+
+    for most in range(max(map(len, names)), -1, -1):
+        titles = [broken(name, most) for name in names]
+        columns = [
+            max(map(cell_len, [*title.split("\n"), *cells])) for title, *cells in zip(titles, *rows, strict=True)
+        ]
+        if sum(columns) + BORDERS * len(columns) + 1 <= width:
+            break
+    return titles

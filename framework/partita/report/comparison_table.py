@@ -67,7 +67,7 @@ def recorded_rows(comparison: Comparison) -> list[list[str]]:
     """Return the metrics that runs recorded of the compared split, or of all splits, and that were not compared."""
     compared = {f"{comparison.split}.{metric.metric}" for pair in comparison.pairs for metric in pair.metrics}
     # Of one output, exact_match is compared as that of the output. A loss that was not compared cannot be.
-    compared |= {f"{comparison.split}.{name}" for name in ("exact_match", "loss") if comparison.pairs}
+    compared |= {f"{comparison.split}.{name}" for name in ("exact_match", "loss", "perplexity") if comparison.pairs}
     start = f"{comparison.split}." if comparison.pairs else ""
     return [
         [name, *(as_number(name, value) for value in values)]

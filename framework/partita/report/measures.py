@@ -14,12 +14,11 @@ from partita.report.row_metrics import estimates_of, num_resampled
 from partita.report.row_shares import shares_of
 from partita.report.statistics import Difference, Interval, right_difference, share_interval
 from partita.runs.listing import find_metric
+from partita_schema.sections.objectives import DOCUMENT_METRICS
 from partita_schema.sections.outputs import direction_of
 
 SIGNIFICANCE = 0.05
 """A difference is measurable if its p-value is below."""
-TEXT_METRICS = ("perplexity", "bits_per_byte")
-"""Metrics of language modelling, of which lower values are better."""
 READABLE = ("invalid", "errors", "valid")
 """Metrics of whether answers can be read."""
 Verdict = Literal["better", "worse", "higher", "lower", "no measurable difference"]
@@ -79,7 +78,7 @@ class MetricEstimate:
 
 def lower_is_better(name: str) -> bool:
     """Return whether lower values of a metric are better."""
-    return name in TEXT_METRICS or direction_of(name) == "lower"
+    return direction_of(name) == "lower"
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def main_measure(measures: Sequence[MetricEstimate], wanted: Sequence[str]) -> M
     """
     named = {measure.metric: measure for measure in measures}
     found = [find_metric(name, named) for name in wanted if name != "loss"]
-    judged = [name for name in named if direction_of(name) and name != "loss"]
+    judged = [name for name in named if direction_of(name) and name not in ("loss", *DOCUMENT_METRICS)]
     return next((named[name] for name in (*found, *judged, "loss", *named) if name in named), None)
 
 

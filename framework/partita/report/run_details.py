@@ -14,7 +14,7 @@ from partita.report.runs_table import WIDEST
 from partita.report.train_command import train_command
 from partita.runs.listing import RunSummary, data_of, model_of, size_of
 from partita.runs.settings import leaves
-from partita.runs.sweep_record import SWEEP, TRIALS
+from partita.runs.sweep_record import sweep_of
 from partita_schema.common.text import counted
 
 FILES = {
@@ -144,8 +144,8 @@ def continue_commands(run: RunSummary) -> list[str]:
     command = shlex.split(run.manifest.get("command") or "")
     if command[:2] == ["partita", "sweep"]:
         return [f"  {shlex.join(command)}"]
-    sweep = run.folder.parent.parent
-    if run.folder.parent.name == TRIALS and (sweep / SWEEP).is_file():
+    sweep = sweep_of(run.folder)
+    if sweep is not None:
         return [
             f"  {shlex.join(['partita', 'sweep', 'FILE', '--folder', str(sweep)])}",
             f"  FILE: the file of the sweep {sweep}, of which this run is a trial",

@@ -1,6 +1,7 @@
 """Tables on a terminal: runs, as wide as the terminal, and what can be removed."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -47,8 +48,9 @@ def print_runs(runs: Sequence[RunSummary], console: Console, *, now: float, metr
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if shortens else "fold"
         justify: Literal["left", "right"] = "right" if right else "left"
         table.add_column(title, width=width, no_wrap=shortens, overflow=overflow, justify=justify)
-    for run, cells in zip(runs, rows, strict=True):
+    for run, (name, *others) in zip(runs, rows, strict=True):
         style = STYLES.get(run.status)
+        cells = broken(name, table.columns[0].width or 0), *others
         table.add_row(*(Text(cell, style=style or "" if cell == run.status else "") for cell in cells))
     console.print(table, highlight=False)
     for run in runs:
@@ -87,6 +89,16 @@ def widths_of(rows: Sequence[Sequence[str]], *, total: int) -> list[int]:
         widths[index] -= cut
         too_wide -= cut
     return widths
+
+
+def broken(name: str, width: int) -> str:
+    """Return a name in lines of at most `width` characters, ended after separators; longer parts are whole lines."""
+    lines = [""]
+    for part in re.findall(r"[^/._-]*[/._-]?", name):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def short_model(config: Mapping[str, Any]) -> str:

@@ -1,15 +1,15 @@
 """`report.html` of a sweep: the best trial, what matters, all trials, and their learning curves."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 
 from partita.report.charts import Chart, Curve, Dimension, Table, curve_chart, parallel_chart, shares_chart
 from partita.report.page import render_page
 from partita.report.section import Charts, Command, NamedTable, Paragraph, Section
 from partita.runs.files import why_not_written
 from partita.runs.sweep_record import Trial
-from partita.runs.sweep_result import SweepResult, parameter_text, short_names
+from partita.runs.sweep_result import SweepResult, parameter_text, predict_command, short_names
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import counted
 from partita_schema.errors import WriteError
@@ -75,7 +75,7 @@ def lead_of(result: SweepResult) -> str:
     """Return the most important sentence."""
     best, ranked = result.best, result.ranked
     assert best is not None
-    middle = result.value_of(ranked[len(ranked) // 2])
+    middle = median(result.value_of(trial) for trial in ranked)
     value = f"{result.metric} {result.value_of(best):.4g}"
     if len(ranked) == 1:
         return f"Only trial {best.number} has a result: {value}."
@@ -86,13 +86,9 @@ def best_section(result: SweepResult) -> Section:
     """Return the values of the best trial, and how to use it."""
     best = result.best
     assert best is not None
-    run = result.model_of(best)
     rows = [[key, parameter_text(value)] for key, value in best.values.items()]
-    command = f"partita predict {shlex.quote(str(run))} --dataset ROWS"
-    return Section(
-        "Best trial",
-        [NamedTable("", Table(["parameter", "value"], rows)), Command("Predict with it", command)],
-    )
+    command = Command("Predict with it", predict_command(result.model_of(best)))
+    return Section("Best trial", [NamedTable("", Table(["parameter", "value"], rows)), command])
 
 
 def charts_section(result: SweepResult, importance: Mapping[str, float]) -> Section | None:

@@ -45,8 +45,6 @@ class TrialResult:
     """All validation metrics at the end."""
     curve: tuple[TrialEvaluation, ...] = ()
     """Values of the metric while it trained."""
-    decisions: Mapping[str, Any] = field(default_factory=dict)
-    """What the pruner recorded."""
     error: str | None = None
     """Why it failed."""
     cpu_seconds: float = 0.0
@@ -73,6 +71,12 @@ class Trial:
         """Name of its run directory, such as 007-1f2e3d4c."""
         digest = blake2b(json.dumps(dict(self.values), sort_keys=True).encode(), digest_size=4).hexdigest()
         return f"{self.number:03d}-{digest}"
+
+
+def sweep_of(run: Path) -> Path | None:
+    """Return the folder of the sweep of which a run is a trial, or a fold of a trial; None for other runs."""
+    above = (folder for folder in (run.parent, run.parent.parent) if folder.name == TRIALS)
+    return next((folder.parent for folder in above if (folder.parent / SWEEP).is_file()), None)
 
 
 def write_result(folder: Path, result: TrialResult) -> None:

@@ -1,6 +1,7 @@
 """The result of a sweep: sweep.json, the best trial, and a table."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -142,6 +143,11 @@ def trial_line(trial: Trial, *, metric: str) -> str:
     return f"trial {trial.number}: {end} ({values})"
 
 
+def predict_command(run: Path) -> str:
+    """Return the command that answers rows with the model of a trial."""
+    return f"partita predict {shlex.quote(str(run))} --dataset ROWS --output FILE"
+
+
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Return a name of each parameter for charts and narrow tables: the last parts of its key that tell it apart."""
     names: dict[str, str] = {}
@@ -154,5 +160,5 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def parameter_text(value: Any) -> str:
-    """Return a value of a parameter for people: numbers with four digits."""
-    return value_text(value, digits=4)
+    """Return a value of a parameter for people, on one line: numbers with four digits, line ends as \\n."""
+    return "\\n".join(value_text(value, digits=4).splitlines())

@@ -54,17 +54,23 @@ def check_same_rows(folder: Path, *, origin: Path, dataset: Any, finished: bool)
 def recorded_rows(folder: Path) -> Iterator[tuple[Path, Config, Mapping[str, Any]]]:
     """Yield a run for each combination of sources: its directory, its configuration, and the rows that it recorded."""
     seen: set[str] = set()
-    for trial in sorted((folder / TRIALS).glob("*")):
-        run = next((place for place in (trial, trial / "fold-1") if (place / "manifest.json").exists()), None)
-        manifest = {} if run is None else read_manifest(run)
+    for run, manifest in manifests_of(folder):
         # The rows of self-training are recorded round by round.
-        if run is None or not manifest.get("data") or "rounds" in manifest:
+        if not manifest.get("data") or "rounds" in manifest:
             continue
         data = manifest["config"].get("data", {})
         sources = json.dumps({key: data.get(key) for key in SOURCES}, sort_keys=True)
         if sources not in seen:
             seen.add(sources)
             yield run, load_config(manifest["config"]).config, manifest["data"]
+
+
+def manifests_of(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the run directory and the manifest of each trial that has begun, of several folds the first."""
+    for trial in sorted((folder / TRIALS).glob("*")):
+        run = next((place for place in (trial, trial / "fold-1") if (place / "manifest.json").exists()), None)
+        if run is not None:
+            yield run, read_manifest(run)
 
 
 def size_of(record: Mapping[str, Any] | None) -> str:

@@ -9,30 +9,19 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
+from partita.sweeps.early_stops import Direction, is_stopped, units_of
 from partita_schema.common.checksums import hash_to_int
-from partita_schema.sections.sweep import (
-    HyperbandPruner,
-    MedianPruner,
-    SearchSpace,
-    SuccessiveHalvingPruner,
-    SweepConfig,
-    count_values,
-    values_of,
-)
+from partita_schema.sections.sweep import SearchSpace, SweepConfig, count_values, values_of
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-Direction = Literal["minimize", "maximize"]
-UNITS = 1000
-"""Resource of a whole trial for pruners, which count in integers."""
 MAX_STARTUP_TRIALS = 10
 """Maximum number of random trials before tpe uses results, as in Optuna."""
 
@@ -76,22 +65,18 @@ class Search:
             chosen[key] = values[index]
         return {key: chosen[key] for key in self.sweep.parameters}
 
-    def should_prune(self, earlier: Sequence[Trial], curve: Sequence[TrialEvaluation]) -> tuple[bool, dict[str, Any]]:
-        """Return whether to stop a trial, and what the pruner records of it.
+    def should_stop(self, earlier: Sequence[Trial], curve: Sequence[TrialEvaluation]) -> bool:
+        """Return whether to stop a trial at its last evaluation.
 
         Args:
             earlier: All trials before it. Results of the last `max_concurrent_trials - 1` of them are not used.
             curve: Values of the metric in the trial so far.
         """
         if self.sweep.pruner is None or not curve:
-            return False, {}
-        study = self.study(earlier, self.known(len(earlier)))
-        trial = study.ask()
-        stop = False
-        for evaluation in curve:
-            trial.report(evaluation.value, units_of(evaluation))
-            stop = trial.should_prune()
-        return stop, dict(study.trials[-1].system_attrs)
+            return False
+        number = len(earlier)
+        known = earlier[: self.known(number)]
+        return is_stopped(self.sweep.pruner, curve, number=number, known=known, direction=self.direction)
 
     def study(self, earlier: Sequence[Trial], known: int) -> "Study":
         """Return a study in memory with the results of the first `known` trials; the others are running.
@@ -105,9 +90,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         distributions = self.distributions()
         with warnings.catch_warnings(action="ignore"):
-            study = optuna.create_study(
-                study_name="sweep", direction=self.direction, sampler=self.sampler(len(earlier)), pruner=self.pruner()
-            )
+            study = optuna.create_study(direction=self.direction, sampler=self.sampler(len(earlier)))
             for trial in earlier:
                 study.add_trial(
                     self.frozen(trial, distributions, result=trial.result if trial.number < known else None)
@@ -137,7 +120,6 @@ class Search:
             params=params,
             distributions=distributions,
             intermediate_values={units_of(one): one.value for one in result.curve},
-            system_attrs=dict(result.decisions),
         )
 
     def sampler(self, number: int) -> "BaseSampler":
@@ -149,23 +131,6 @@ class Search:
             return RandomSampler(seed=seed)
         startup = max(self.sweep.max_concurrent_trials, 2 * len(self.sweep.parameters))
         return TPESampler(seed=seed, n_startup_trials=min(MAX_STARTUP_TRIALS, startup), constant_liar=True)
-
-    def pruner(self) -> "BasePruner":
-        """Return the pruner."""
-        from optuna.pruners import HyperbandPruner as Hyperband
-        from optuna.pruners import MedianPruner as Median
-        from optuna.pruners import NopPruner
-        from optuna.pruners import SuccessiveHalvingPruner as SuccessiveHalving
-
-        match self.sweep.pruner:
-            case MedianPruner(min_share=share, startup_trials=startup):
-                return Median(n_startup_trials=startup, n_warmup_steps=round(share * UNITS))
-            case SuccessiveHalvingPruner(min_share=share, reduction_factor=factor):
-                return SuccessiveHalving(min_resource=max(1, round(share * UNITS)), reduction_factor=factor)
-            case HyperbandPruner(min_share=share, reduction_factor=factor):
-                least = max(1, round(share * UNITS))
-                return Hyperband(min_resource=least, max_resource=UNITS, reduction_factor=factor)
-        return NopPruner()
 
     def distributions(self) -> "dict[str, BaseDistribution]":
         """Return Optuna's distributions by parameter."""
@@ -199,8 +164,3 @@ class Search:
         """Return whether a parameter has a list of values."""
         space = self.sweep.parameters[key]
         return not isinstance(space, SearchSpace) or space.choice is not None
-
-
-def units_of(evaluation: TrialEvaluation) -> int:
-    """Return the resource that a trial had used at an evaluation, as an integer."""
-    return round(evaluation.share * UNITS)

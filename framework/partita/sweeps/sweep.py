@@ -17,6 +17,7 @@ from partita.sweeps.folder_lock import FolderLock, locked
 from partita.sweeps.importance import importances
 from partita.sweeps.passed_rows import check_passed, named_dataset, written_rows
 from partita.sweeps.same_rows import check_same_rows
+from partita.sweeps.same_weights import check_same_weights
 from partita.sweeps.sweep_run import SweepPlan, SweepRun
 from partita.sweeps.trial import LOG
 from partita.sweeps.workers import LocalWorkers, Workers, closing
@@ -73,7 +74,7 @@ class Sweep:
 
         Raises:
             PartitaError: Optuna is not installed.
-            ResumeError: The folder holds a sweep of another file or of other rows, or is in use.
+            ResumeError: The folder holds a sweep of another file, or of other rows or weights, or is in use.
             DataError: The dataset cannot be read, or not by other processes.
             JobError: All trials failed, or the sweep cannot continue.
         """
@@ -86,7 +87,8 @@ class Sweep:
             progress = SweepRun(self.plan, place, dataset=named_dataset(dataset), quiet=self.quiet)
             progress.check_same()
             progress.take_ended()
-            with waiting("reading the rows", line=False):
+            with waiting("reading the rows and the base models", line=False):
+                check_same_weights(place, origin=self.plan.loaded.folder, finished=progress.finished)
                 check_same_rows(place, origin=self.plan.loaded.folder, dataset=dataset, finished=progress.finished)
                 if not progress.begun:
                     open_rows(self.plan, dataset)

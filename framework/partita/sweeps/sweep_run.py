@@ -2,9 +2,10 @@
 
 import logging
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from signal import Signals
+from signal import SIGKILL, Signals
 from typing import Any
 
 from partita.distributed.init import available_cores
@@ -18,7 +19,8 @@ from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, JobError, Problem, ResumeError
 from partita_schema.load import LoadedConfig
-from partita_schema.rules.sweep import sweep_direction, sweep_metric
+from partita_schema.rules.comparable_trials import sweep_metric, why_incomparable
+from partita_schema.rules.sweep import sweep_direction
 from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.sweep import SweepConfig, num_trials
 from partita_schema.sweep_values import trial_config
@@ -29,6 +31,7 @@ FREE_KEYS = ("sweep.trials", "sweep.workers", "backend", "tracking")
 """Keys that may change when a sweep continues."""
 STARTS = 2
 """How often a trial is started whose process is killed."""
+IF_MEMORY = "if memory ran out, write a smaller batch_size"
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,9 @@ class SweepRun:
         }
         text = f"{counted(self.plan.total, 'trial')}, {start}{counts}"
         logger.info("sweep folder: %s (%s)", self.folder, text, extra={"fields": fields})
+        reason = why_incomparable(self.plan.config)
+        if reason is not None:
+            logger.warning("%s", reason)
 
     # Trials
 
@@ -228,6 +234,7 @@ class SweepRun:
             search=self.plan.search,
             earlier=tuple(self.trials[: trial.number]),
             threads=self.threads,
+            arguments=tuple(sys.argv),
         )
         pool.start(order)
 
@@ -269,20 +276,20 @@ class SweepRun:
             end: How its process ended, without a result.
         """
         attempts = self.running[trial.number]
-        memory = "if memory ran out, write a smaller batch_size"
         if end.status is None:
             attempts.losses += 1
             most = self.plan.max_losses
             if attempts.losses > most:
-                return f"its worker was lost {attempts.losses} times (backend.max_failures: {most}); {memory}"
+                return f"its worker was lost {attempts.losses} times (backend.max_failures: {most}); {IF_MEMORY}"
             count = f"{attempts.losses} of {most} times"
             logger.warning("%s is gone; trial %d continues on another one (%s)", end.worker, trial.number, count)
             return None
         attempts.kills += 1
-        how = f"by {Signals(-end.status).name}" if end.status < 0 else f"with status {end.status}"
+        how = f"was ended by {Signals(-end.status).name}" if end.status < 0 else f"ended with status {end.status}"
         if attempts.kills >= STARTS:
-            return f"its process was ended {how} {STARTS} times; {memory}"
-        logger.warning("the process of trial %d was ended %s; it is started again", trial.number, how)
+            advice = IF_MEMORY if end.status == -SIGKILL else f"see the end of {self.folder_of(trial) / LOG}"
+            return f"its process {how} in each of {STARTS} starts; {advice}"
+        logger.warning("the process of trial %d %s; it is started again", trial.number, how)
         return None
 
     def end(self, trial: Trial, result: TrialResult, *, write: bool = False) -> None:

@@ -17,7 +17,7 @@ from partita.sweeps.folder_lock import LOCK_SECONDS
 from partita.sweeps.search import Search
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error
-from partita_schema.errors import PartitaError, ResumeError, WriteError
+from partita_schema.errors import PartitaError, ResumeError, TrainingError, WriteError
 from partita_schema.sections.trainer import FinetuneTrainer
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED, NOT_WRITTEN, NOT_RESUMED = 130, 74, 75
 """Exit statuses of a trial without a result: interrupted, its files cannot be written, and it cannot be resumed."""
+MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
 LOG, EVALUATIONS = "trial.log", "evaluations.json"
 
 
@@ -52,12 +53,15 @@ class TrialOrder:
     """All trials before this one."""
     threads: int
     """Number of threads on the processor."""
+    arguments: tuple[str, ...]
+    """`sys.argv` of the command of the sweep, which the run records as the command that started it."""
     device: str | None = None
     """CUDA_VISIBLE_DEVICES of the process; None leaves it unchanged."""
 
 
 def execute(order: TrialOrder) -> int:
     """Run a trial in this process, with its output in a file, and return the exit status."""
+    sys.argv = list(order.arguments)
     os.environ["OMP_NUM_THREADS"] = str(order.threads)
     if order.device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.device
@@ -91,9 +95,9 @@ def result_or_failure(order: TrialOrder) -> TrialResult:
         return run_trial(order)
     except (ResumeError, WriteError):
         raise
-    except Exception as error:  # whatever ends a trial is its result
+    except (Exception, SystemExit) as error:  # whatever ends a trial is its result
         traceback.print_exc()
-        return TrialResult("failed", error=failure_text(error))
+        return TrialResult("failed", error=failure_text(error, run=order.run))
 
 
 def redirect_output(path: Path) -> None:
@@ -105,13 +109,18 @@ def redirect_output(path: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def failure_text(error: Exception) -> str:
-    """Return why a trial failed, in one or a few lines."""
+def failure_text(error: BaseException, *, run: Path) -> str:
+    """Return why a trial failed, in one or a few lines. Advice is that of a trial, whose failure is its result."""
+    again = f"and remove {run} to run the trial again"
     if isinstance(error, MemoryError):
-        return "memory ran out; write a smaller batch_size, or fewer workers"
-    if isinstance(error, PartitaError):
-        return str(error)
-    return describe_error(error)
+        return MEMORY
+    if isinstance(error, SystemExit):
+        return f"its code called sys.exit({error.code!r}); remove that call, {again}"
+    if isinstance(error, TrainingError) and isinstance(error.__cause__, MemoryError):
+        return f"{error.reason}: {MEMORY}"
+    if isinstance(error, TrainingError) and error.advice:
+        return f"{error.reason}; fix it, {again}"
+    return str(error) if isinstance(error, PartitaError) else describe_error(error)
 
 
 def run_trial(order: TrialOrder) -> TrialResult:
@@ -166,23 +175,18 @@ class Watch:
             return
         self.curve.append(TrialEvaluation(state.step / state.total_steps, state.step, value))
         write_atomically(self.path, json.dumps([asdict(one) for one in self.curve]))
-        if self.decide()[0]:
+        if self.stops():
             state.stop("worse than earlier trials of the sweep")
 
-    def decide(self) -> tuple[bool, dict[str, Any]]:
-        """Return whether the trial is stopped at its last evaluation, and what the pruner records.
-
-        At the end of a trial there is nothing to stop.
-        """
-        stop, decisions = self.order.search.should_prune(self.order.earlier, self.curve)
-        return stop and self.curve[-1].share < 1, decisions
+    def stops(self) -> bool:
+        """Return whether the trial is stopped at its last evaluation."""
+        return self.order.search.should_stop(self.order.earlier, self.curve)
 
     def result(self, at_end: TrialResult) -> TrialResult:
         """Return the result of the trial, with its curve; `at_end` is that of the trained model."""
-        stopped, decisions = self.decide()
-        if stopped:
+        if self.stops():
             at_end = TrialResult("pruned", metrics=at_end.metrics)
-        return replace(at_end, curve=tuple(self.curve), decisions=decisions)
+        return replace(at_end, curve=tuple(self.curve))
 
 
 def result_of(metrics: dict[str, float], *, metric: str) -> TrialResult:

@@ -130,6 +130,24 @@ def base_identity(saved: Path, config: Config, *, folder: Path) -> list[str]:
     return [weights_hash(Path(base)) if Path(base).is_dir() else base]
 
 
+def folder_hashes(config: Config, *, folder: Path) -> dict[str, str]:
+    """Return a hash of the weights in each folder that a configuration starts from, by its name. The Hub has none.
+
+    Args:
+        config: The configuration.
+        folder: Folder that relative paths of the configuration are resolved against.
+    """
+    adapter = config.adapter.pretrained_adapter_weights if config.adapter is not None else None
+    hashes = {name: hash_of(name, folder=folder) for name in (config.base_model, adapter) if isinstance(name, str)}
+    return {name: found for name, found in hashes.items() if found is not None}
+
+
+def hash_of(name: str, *, folder: Path) -> str | None:
+    """Return a hash of the weights in the folder of a name, relative to `folder`; None if there is no such folder."""
+    place = folder / Path(name).expanduser()
+    return weights_hash(place) if place.is_dir() else None
+
+
 def weights_hash(folder: Path) -> str:
     """Return a hash of the weight files in a folder: their names, sizes and evenly spaced blocks.
 

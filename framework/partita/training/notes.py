@@ -17,6 +17,7 @@ from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.before_training import ORIGIN
 from partita.pipeline.build import Pipeline
 from partita.runs.directory import RunDirectory
+from partita.tokenizers.saved_adapters import folder_hashes
 from partita.training.datasets import TrainingDatasets
 from partita.training.recorded_data import length_histograms, write_samples
 from partita_schema.base import is_set
@@ -118,6 +119,13 @@ def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
         return
     if isinstance(pipeline.lm, LoadedModel):
         directory.note(**{ORIGIN: origin(pipeline.lm)})
+
+
+def note_weights(directory: RunDirectory, pipeline: Pipeline) -> None:
+    """Record a hash of the weights in the folders that the run starts from; a resumed run keeps that of its start."""
+    hashes = folder_hashes(pipeline.config, folder=pipeline.folder)
+    if hashes and not directory.has_checkpoints:
+        directory.note(initial_weights=hashes)
 
 
 def note_number_format(directory: RunDirectory, pipeline: Pipeline) -> None:

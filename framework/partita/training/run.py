@@ -29,6 +29,7 @@ from partita.training.notes import (
     note_missing_validation,
     note_number_format,
     note_origin,
+    note_weights,
     note_work,
     record_data,
     recorded_sizes,
@@ -72,6 +73,7 @@ def train_in(
         pipeline = assemble(tokenizer)
     if process_group.rank == 0:
         note_origin(directory, pipeline)
+        note_weights(directory, pipeline)
         note_number_format(directory, pipeline)
     tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as parts:

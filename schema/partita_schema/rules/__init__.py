@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from partita_schema.base import Refusal
 from partita_schema.rules.adapters import inits_on_other_weights, refused_by_virtual_tokens
+from partita_schema.rules.comparable_trials import incomparable_trials
 from partita_schema.rules.constraints import refused_by_constraints
 from partita_schema.rules.data import impossible_folds, streaming_conflicts, two_splits
 from partita_schema.rules.encoder_decoders import refused_by_new_encoder_decoder
@@ -78,6 +79,7 @@ RULES: tuple[Callable[[ConfigSections], Iterator[Refusal]], ...] = (
     half_precision,
     unmeasured_sweep,
     impossible_sweep,
+    incomparable_trials,
 )
 """All rules, in the order in which they are checked. The first violation is reported; `problems` finds the others."""
 

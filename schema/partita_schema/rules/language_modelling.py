@@ -44,8 +44,6 @@ def answers_to_score(config: ConfigSections) -> Iterator[Refusal]:
         return
     if trainer.evaluate_generated is True:
         yield "trainer.evaluate_generated", "there is no prompt to answer without input_features; remove it"
-    if trainer.validation_metric not in ("loss", *trainer.METRICS):
-        yield "trainer.validation_metric", "without input_features no answers are scored; write loss"
 
 
 def chunk_conflicts(config: ConfigSections) -> Iterator[Refusal]:

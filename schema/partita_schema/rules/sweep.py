@@ -5,18 +5,13 @@ from typing import Literal
 
 from partita_schema.base import Refusal, is_set
 from partita_schema.metrics import full_name, metric_problem
+from partita_schema.rules.comparable_trials import sweep_metric
 from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.config_sections import ConfigSections
+from partita_schema.sections.objectives import DOCUMENT_METRICS
 from partita_schema.sections.outputs import direction_of
 from partita_schema.sections.sweep import combinations
 from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer
-
-
-def sweep_metric(config: ConfigSections) -> str:
-    """Return the full name of the metric that compares the trials of a sweep."""
-    written = config.sweep.metric if config.sweep is not None else None
-    trained = config.trainer.validation_metric if isinstance(config.trainer, FinetuneTrainer) else "loss"
-    return full_name(written or trained, config.output_features)
 
 
 def sweep_direction(config: ConfigSections) -> Literal["minimize", "maximize"]:
@@ -31,8 +26,7 @@ def unmeasured_sweep(config: ConfigSections) -> Iterator[Refusal]:
     sweep = config.sweep
     if sweep is None:
         return
-    written, outputs = sweep.metric, config.output_features
-    problem = metric_problem(written, outputs, trainer=config.trainer) if written is not None else None
+    problem = metric_problem(sweep.metric, config) if sweep.metric is not None else None
     if problem is not None:
         yield "sweep.metric", problem
     elif sweep.mode is None and direction_of(sweep_metric(config)) is None:
@@ -70,7 +64,7 @@ def impossible_sweep(config: ConfigSections) -> Iterator[Refusal]:
             "sweep.pruner",
             f"trainer: {{type: {config.trainer.type}}} does not evaluate while it trains; remove pruner",
         )
-    elif metric not in ("loss", full_name(config.trainer.validation_metric, config.output_features)):
+    elif metric not in ("loss", *DOCUMENT_METRICS, full_name(config.trainer.validation_metric, config.output_features)):
         yield (
             "sweep.pruner",
             f"{metric} is not computed while a trial trains; write trainer: {{validation_metric: {metric}}}",

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from partita_schema.base import Refusal
-from partita_schema.metrics import metric_problem
+from partita_schema.metrics import metric_problem, metrics_without_output
 from partita_schema.sections.adapter import AdaloraAdapter
 from partita_schema.sections.batching import separates_rows
 from partita_schema.sections.config_sections import ConfigSections
@@ -122,7 +122,7 @@ def ungenerated_metric(config: ConfigSections) -> Iterator[Refusal]:
     named = [("trainer.validation_metric", trainer.validation_metric)]
     named += [("sweep.metric", config.sweep.metric)] if config.sweep is not None and config.sweep.metric else []
     for key, metric in named:
-        if metric not in ("loss", *trainer.METRICS):
+        if metric not in metrics_without_output(config):
             yield key, f"{metric} needs answers, and evaluate_generated: false writes none; remove it, or write loss"
 
 
@@ -130,6 +130,6 @@ def unknown_metric(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a validation metric that no output has."""
     if not isinstance(config.trainer, FinetuneTrainer):
         return
-    problem = metric_problem(config.trainer.validation_metric, config.output_features, trainer=config.trainer)
+    problem = metric_problem(config.trainer.validation_metric, config)
     if problem is not None:
         yield "trainer.validation_metric", problem

@@ -24,6 +24,9 @@ REWARD_METRICS: Mapping[str, Direction] = {"rewards/accuracies": "higher", "rewa
 OBJECTIVE_METRICS: Mapping[str, Direction] = {**PAIR_METRICS, **KTO_METRICS, **REWARD_METRICS}
 """Metrics of all objectives that can rank checkpoints."""
 
+DOCUMENT_METRICS: Mapping[str, Direction] = {"bits_per_byte": "lower", "perplexity": "lower"}
+"""Metrics of documents, which come with the cross-entropy of files without input_features."""
+
 
 class DpoLoss(ConfigModel):
     """Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290) and its variants."""

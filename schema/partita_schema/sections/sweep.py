@@ -93,7 +93,7 @@ class MedianPruner(ConfigModel):
     min_share: Annotated[Number, Field(gt=0, lt=1)] = 0.1
     """Share of its steps that every trial takes."""
     startup_trials: PositiveInt = 5
-    """Number of finished trials before the first decision."""
+    """Number of finished trials with a value at this share that a decision needs."""
 
 
 Pruner = Annotated[HyperbandPruner | SuccessiveHalvingPruner | MedianPruner, Field(discriminator="type")]
@@ -108,8 +108,9 @@ class SweepConfig(ConfigModel):
     """The keys to vary, with dots between sections, each with a list of values or a range: `adapter.r: [8, 16]`,
     `trainer.learning_rate: {log_uniform: [1e-5, 1e-3]}`."""
     metric: Name | None = None
-    """Metric on the validation rows that compares trials: loss, a metric of the first output, or `OUTPUT.METRIC`.
-    Default: trainer.validation_metric."""
+    """Metric on the validation rows that compares trials: loss, a metric of the first output, or `OUTPUT.METRIC`; of
+    documents also bits_per_byte and perplexity. Default: trainer.validation_metric, if no parameter changes what it
+    measures."""
     mode: Literal["minimize", "maximize"] | None = None
     """Whether low or high values of the metric are better. Default: known for each metric."""
     trials: PositiveInt | None = None

@@ -111,7 +111,8 @@ class FinetuneTrainer(TrainerBase):
     early_stop: NonNegativeInt = 0
     """Stop after this many evaluations in a row without a better validation_metric; 0 disables early stopping."""
     validation_metric: Name = "loss"
-    """Metric that selects the best checkpoint: loss, a metric of the first output, or `OUTPUT.METRIC`."""
+    """Metric that selects the best checkpoint: loss, a metric of the first output, or `OUTPUT.METRIC`; of documents
+    also bits_per_byte and perplexity."""
     evaluate_generated: StrictBool | Literal["auto"] = "auto"
     """Generate answers during evaluation and score them. auto: only if validation_metric needs generated answers, and
     at the end of training."""

@@ -76,6 +76,17 @@ def test_the_list_fits_80_columns_and_keeps_names_and_metrics_whole(call: Call) 
     assert "a-run-with-a-name-that-is-far-longer-than-its-column" in names
 
 
+def test_names_of_runs_are_broken_after_separators_and_not_inside_words(call: Call) -> None:
+    name = "reviews/002-31629531-of-yesterday-evening/fold-3"
+    make_run(name, metrics=METRICS)
+    _, out, _ = call("runs")
+    assert_fits(out)
+    lines = [line.split(" ")[0] for line in out.splitlines()[1:]]
+    assert "".join(lines) == name
+    assert len(lines) > 2
+    assert all(line.endswith(("-", "/")) for line in lines[:-1])
+
+
 def test_the_list_gives_the_reason_of_a_run_that_cannot_be_read(call: Call) -> None:
     make_run("tickets")
     (make_run("damaged") / "manifest.json").write_text("[]")

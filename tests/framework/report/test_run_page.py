@@ -561,6 +561,27 @@ def test_the_command_that_repeats_a_run_has_its_configuration_and_its_folder(
     assert loaded.config.model_dump(mode="json") == config
 
 
+@pytest.mark.parametrize(
+    ("place", "again"),
+    [
+        ("000-1f2e3d4c", "runs/tickets-000-1f2e3d4c-again"),
+        ("000-1f2e3d4c/fold-1", "runs/tickets-000-1f2e3d4c-fold-1-again"),
+    ],
+)
+def test_the_command_that_repeats_a_trial_writes_to_a_folder_outside_of_its_sweep(
+    place: str, again: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = Path("sweeps/tickets")
+    command = "partita sweep tickets.yaml --dataset rows.csv"
+    run = write_run(sweep / "trials" / place, outputs={"team": "category"}, command=command)
+    (sweep / "sweep.json").write_text("{}")
+    texts = page_of(run).texts
+    words = shlex.split(next(text for text in texts if "partita train" in text).splitlines()[-1])
+    assert words[3:7] == ["--run", again, "--dataset", "rows.csv"]
+    assert command in texts
+
+
 def test_text_of_users_never_becomes_markup(tmp_path: Path) -> None:
     strings = hostile_strings()
     tidy = write_everything(tmp_path / "tidy", ["plain"] * len(strings))

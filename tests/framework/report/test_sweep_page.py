@@ -46,9 +46,14 @@ class Tags(HTMLParser):
 def test_the_page_names_the_best_trial_its_values_and_the_command() -> None:
     text = sweep_page(MANY, IMPORTANCE)
     assert "The best of 9 results is trial 0 with loss 0.5; the median is 0.8." in text
-    assert "partita predict sweeps/reviews/trials/000-" in text
+    assert f"partita predict {MANY.run_of(MANY.trials[0])} --dataset ROWS --output FILE" in text
     assert "11 trials, 1 with the values of an earlier one, 1 stopped early, 1 failed, 20 CPU seconds" in text
     assert "10 (as 0)" in text
+
+
+def test_the_median_of_an_even_number_of_results_is_between_the_two_in_the_middle() -> None:
+    text = sweep_page(sweep(*(trial(number, float(number)) for number in range(4))), {})
+    assert "The best of 4 results is trial 0 with loss 0; the median is 1.5." in text
 
 
 def test_a_parameter_has_the_last_parts_of_its_key_that_tell_it_apart_in_charts() -> None:

@@ -34,14 +34,14 @@ def run(search: Search, count: int, *, evaluations: int = 10) -> list[Trial]:
     for number in range(count):
         trial = Trial(number, search.values(trials))
         curve: list[TrialEvaluation] = []
-        stop, decisions = False, dict[str, Any]()
+        stop = False
         for step in range(1, evaluations + 1):
             curve.append(TrialEvaluation(step / evaluations, step, loss_of(trial) + 1 / step))
-            stop, decisions = search.should_prune(trials, curve)
+            stop = search.should_stop(trials, curve)
             if stop:
                 break
         state, value = ("pruned", None) if stop else ("done", loss_of(trial))
-        result = TrialResult(state, value, curve=tuple(curve), decisions=decisions)  # type: ignore[arg-type]
+        result = TrialResult(state, value, curve=tuple(curve))  # type: ignore[arg-type]
         trials.append(replace(trial, result=result))
     return trials
 
@@ -125,11 +125,11 @@ def test_a_pruner_does_not_use_the_results_of_trials_that_may_be_running() -> No
     trials = run(search, 8)
     curve = [TrialEvaluation(0.1, 1, 1.5)]
     unknown = [replace(trial, result=None) if trial.number >= 6 else trial for trial in trials]
-    assert search.should_prune(unknown, curve) == search.should_prune(trials, curve)
+    assert search.should_stop(unknown, curve) == search.should_stop(trials, curve)
 
 
 def test_a_trial_without_a_pruner_is_never_stopped() -> None:
-    assert search_of().should_prune([], [TrialEvaluation(0.5, 1, 1e9)]) == (False, {})
+    assert search_of().should_stop([], [TrialEvaluation(0.5, 1, 1e9)]) is False
 
 
 def test_importance_belongs_to_the_parameter_that_decides() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,13 +143,21 @@ def test_a_failed_trial_is_recorded_with_its_error_and_ends_nothing(tmp_path: Pa
     assert written["best"]["number"] == result.ranked[0].number
 
 
-def test_a_trial_whose_process_is_killed_is_started_again_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (-9, "was ended by SIGKILL in each of 2 starts; if memory ran out, write a smaller batch_size"),
+        (-11, "was ended by SIGSEGV in each of 2 starts; see the end of {log}"),
+        (1, "ended with status 1 in each of 2 starts; see the end of {log}"),
+    ],
+)
+def test_a_trial_whose_process_is_killed_is_started_again_once(tmp_path: Path, status: int, expected: str) -> None:
     died: list[int] = []
 
     def outcome(order: TrialOrder) -> Outcome:
         if order.number == 5 or (order.number == 2 and 2 not in died):
             died.append(order.number)
-            return -9
+            return status
         return good(order)
 
     result = run(tmp_path, Formula(outcome))
@@ -156,9 +165,8 @@ def test_a_trial_whose_process_is_killed_is_started_again_once(tmp_path: Path) -
     failed = [trial for trial in result.trials if trial.result is not None and trial.result.state == "failed"]
     assert [trial.number for trial in failed] == [5]
     assert failed[0].result is not None
-    assert failed[0].result.error == (
-        "its process was ended by SIGKILL 2 times; if memory ran out, write a smaller batch_size"
-    )
+    log = result.run_of(failed[0]) / "trial.log"
+    assert failed[0].result.error == f"its process {expected.format(log=log)}"
 
 
 def test_a_trial_whose_worker_is_lost_continues_as_often_as_the_file_allows(
@@ -216,6 +224,15 @@ def test_a_trial_with_the_values_of_an_earlier_one_has_its_result_and_does_not_r
     }
 
 
+@pytest.mark.parametrize("sampler", ["grid", "tpe"])
+def test_two_texts_of_the_same_number_are_one_value(tmp_path: Path, sampler: str) -> None:
+    pool = Formula(lambda _: TrialResult("done", 1.0))
+    parameters = {"trainer.learning_rate": ["1e-3", 0.001]}
+    result = run(tmp_path, pool, parameters=parameters, trials=2, sampler=sampler, max_concurrent_trials=1)
+    assert pool.started == [0]
+    assert list(result.to_pandas()["trainer.learning_rate"]) == [0.001, 0.001]
+
+
 def test_the_configuration_of_a_trial_has_its_values_and_no_sweep(tmp_path: Path) -> None:
     orders: list[TrialOrder] = []
 
@@ -227,6 +244,7 @@ def test_the_configuration_of_a_trial_has_its_values_and_no_sweep(tmp_path: Path
     for trial, order in zip(result.trials, orders, strict=True):
         assert order.config["trainer"]["learning_rate"] == trial.values["trainer.learning_rate"]
         assert "sweep" not in order.config
+        assert list(order.arguments) == sys.argv
         assert order.run == tmp_path / "trials" / trial.name == result.run_of(trial)
         assert order.run.name.startswith(f"{trial.number:03d}-")
 
@@ -355,6 +373,18 @@ def test_the_first_line_of_a_sweep_says_whether_trials_have_begun(
     assert caplog.messages == [
         f"sweep folder: {tmp_path} (2 trials, new)",
         f"sweep folder: {tmp_path} (2 trials, continued, none has ended yet)",
+    ]
+
+
+def test_a_sweep_whose_metric_means_something_else_in_other_trials_starts_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = {"base_model.tokenizer": ["byte", "word"]}
+    for quiet in (True, False):
+        plan = SweepPlan.of(load_config(settings(parameters=parameters, metric="loss")))
+        SweepRun(plan, tmp_path, quiet=quiet).log_start()
+    assert caplog.messages == [
+        "base_model.tokenizer changes what loss measures, so trials with other values of it cannot be compared by loss"
     ]
 
 

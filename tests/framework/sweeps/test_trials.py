@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from partita import Model
+from partita.runs.manifest import read_manifest
 from partita.runs.sweep_record import read_result
 
 from ...forks import COMMAND, Fork, Forks
@@ -83,6 +85,7 @@ def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, sweep
     Model(file, overrides=overrides, quiet=True).train(run=tmp_path / "run")
     assert [line["loss"] for line in log_of(run)] == [line["loss"] for line in log_of(tmp_path / "run")]
     assert len(Model.load(run, quiet=True).predict(colours.rows(3))) == 3
+    assert shlex.split(read_manifest(run)["command"])[:4] == ["partita", "sweep", str(file), "--json"]
     result = read_result(run)
     assert result is not None
     assert result.curve[-1].share == 1
@@ -91,6 +94,29 @@ def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, sweep
     assert "partita.report.run_page" in imported, "the log has no imports"
     large = {"torch", "transformers", "peft", "accelerate"}
     assert not imported & large, "the process that starts the trials has imported these"
+
+
+def test_documents_with_other_tokenizers_are_compared_by_their_bits_per_byte(sweeps: Sweeps, tmp_path: Path) -> None:
+    texts = [f"{number} {['red', 'green', 'blue'][number % 3]} stones lie there" for number in range(64)]
+    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    config = {
+        "base_model": {"type": "scratch", "size": "nano"},
+        "output_features": [{"name": "text", "type": "text"}],
+        "data": {"source": "texts.jsonl"},
+        "trainer": {"type": "finetune", "epochs": 1, "batch_size": 8, "evaluate_test": False},
+        "sweep": {"sampler": "grid", "parameters": {"base_model.tokenizer": ["byte", "word"]}},
+    }
+    file = tmp_path / "texts.yaml"
+    file.write_text(yaml.safe_dump(config))
+    refused = sweeps.run(file)
+    assert refused.returncode == 2
+    assert "such as metric: bits_per_byte, or metric: loss to compare them all the same" in refused.stderr
+    done = sweeps.run(file, "--json", "--set", "sweep.metric=bits_per_byte", "--set", "sweep.pruner={type: median}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["mode"] == "minimize"
+    for trial in result["trials"]:
+        assert trial["value"] == trial["metrics"]["bits_per_byte"] == trial["curve"][-1]["value"]
 
 
 def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:

@@ -79,7 +79,10 @@ def test_settings_that_language_modelling_supports(sections: dict[str, Any]) -> 
         ),
         (
             {"trainer": {"type": "finetune", "validation_metric": "rouge_l"}},
-            "trainer.validation_metric: without input_features no answers are scored; write loss",
+            (
+                "trainer.validation_metric: without input_features no answers are scored; write one of loss, "
+                "bits_per_byte, perplexity"
+            ),
         ),
         (
             {"input_features": [{"name": "q"}], "data": CHUNK},

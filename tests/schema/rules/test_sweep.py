@@ -7,7 +7,7 @@ import pytest
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
-from partita_schema.sections.sweep import num_trials
+from partita_schema.sections.sweep import num_trials, values_of
 from partita_schema.sweep_values import trial_config
 
 from ..refusals import message_of
@@ -188,6 +188,26 @@ def test_a_pruner_may_use_the_loss_of_every_training_with_evaluations(changes: d
     config = load_config([text, "\n".join(f"{key}: {value}" for key, value in changes.items()) + "\n"]).config
     assert config.sweep is not None
     assert config.sweep.pruner is not None
+
+
+@pytest.mark.parametrize(
+    ("parameter", "expected"),
+    [
+        ("trainer.learning_rate: [1e-4, 0.0001, 1, auto]", (1e-4, 1e-4, 1.0, "auto")),
+        ("trainer.learning_rate: {choice: [1e-4]}", (1e-4,)),
+        ("trainer.batch_size: [8, 16]", (8, 16)),
+        ("trainer.effective_batch_size: [10, 20]\n    trainer.batch_size: [5]", (10, 20)),
+        ("trainer.mixed_precision: ['no', auto]", ("no", "auto")),
+        ("prompt.task: [Classify., '1e-4', 1e-4]", ("Classify.", "1e-4", "1e-4")),
+        ("adapter: [{type: lora, alpha: 1e1}]", ({"type": "lora", "alpha": "1e1"},)),
+    ],
+)
+def test_numbers_of_a_list_are_those_that_their_key_reads(parameter: str, expected: tuple[object, ...]) -> None:
+    section = load_config(sweep(parameter)).config.sweep
+    assert section is not None
+    found = values_of(next(iter(section.parameters.values())))
+    assert found == expected
+    assert [type(value) for value in found or ()] == [type(value) for value in expected]
 
 
 def test_a_sweep_without_parameters_is_refused() -> None:

@@ -85,14 +85,14 @@ class HogwildWorkers:
         process.join(SECONDS_TO_END)
         code = process.exitcode
         if code is not None and code < 0:
-            return TrainingError(f"hogwild's worker {number} was ended by {signal.Signals(-code).name}; {GO_ON}")
+            return TrainingError(f"hogwild's worker {number} was ended by {signal.Signals(-code).name}", GO_ON)
         failure = f"hogwild's worker {number} ended with exit code {code}"
         if self.shared.counts.claimed == 0:
             return TrainingError(
                 f"{failure} before it started; see its output above. A script that trains needs "
                 "`if __name__ == '__main__':` around its calls, because the workers read it as well"
             )
-        return TrainingError(f"{failure}; {GO_ON}")
+        return TrainingError(failure, GO_ON)
 
     def close(self) -> None:
         """Stop all workers: first by closing their pipes and the stop flag, then by signals."""

@@ -14,6 +14,9 @@ from partita.report.number_text import bytes_text, duration
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Command, Folded, NamedTable, Part, Section
 from partita.report.train_command import overrides_of, train_command
+from partita.runs.manifest import RUNS
+from partita.runs.origin import data_options
+from partita.runs.sweep_record import TRIALS, sweep_of
 from partita_schema.common.text import counted
 from partita_trainers.batch_size.probe import BatchSize
 
@@ -128,13 +131,24 @@ def repeat_commands(run: RunRecord) -> list[list[str]]:
     The file of a run that was started in Python, or whose file has changed, is its copy in the run directory. It is
     copied to where the run was started, because that is where relative paths in it begin.
     """
-    again = run.folder.with_name(f"{run.folder.name}-again")
+    again = folder_to_repeat(run.folder)
     words = train_command(run.folder, run.manifest, to=again)
     if words is not None:
         return [words]
     copy, file = run.folder / "config.yaml", Path(run.manifest.get("folder") or ".") / f"{again.name}.yaml"
     changes = overrides_of(run.manifest, copy) or []
-    return [["cp", str(copy), str(file)], ["partita", "train", str(file), "--run", str(again), *changes]]
+    return [
+        ["cp", str(copy), str(file)],
+        ["partita", "train", str(file), "--run", str(again), *data_options(run.manifest), *changes],
+    ]
+
+
+def folder_to_repeat(folder: Path) -> Path:
+    """Return a run directory for the repetition of a run: next to it, or of a trial outside of its sweep."""
+    sweep = sweep_of(folder)
+    if sweep is None:
+        return folder.with_name(f"{folder.name}-again")
+    return RUNS / "-".join([sweep.name, *folder.relative_to(sweep / TRIALS).parts, "again"])
 
 
 def rows_of(record: Mapping[str, Any]) -> str:

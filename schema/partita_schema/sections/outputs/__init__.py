@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 from pydantic import Field
 
 from partita_schema.base import Direction
-from partita_schema.sections.objectives import OBJECTIVE_METRICS
+from partita_schema.sections.objectives import DOCUMENT_METRICS, OBJECTIVE_METRICS
 from partita_schema.sections.outputs.base import OutputBase
 from partita_schema.sections.outputs.category import CategoryOutput
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
@@ -37,7 +37,8 @@ METRICS_BY_NAME = (".field.", ".slot.")
 """Parts of the names of metrics that end with the name of a JSON field or slot."""
 SHARED_METRICS = ("invalid", "errors", "n")
 """Metrics of every output."""
-DIRECTIONS: dict[str, Direction] = {"loss": "lower", "invalid": "lower", "errors": "lower", **OBJECTIVE_METRICS}
+DIRECTIONS: dict[str, Direction] = {"loss": "lower", "invalid": "lower", "errors": "lower"}
+DIRECTIONS |= {**OBJECTIVE_METRICS, **DOCUMENT_METRICS}
 for model in OUTPUT_MODELS:
     DIRECTIONS |= {**model.METRICS, **model.SCORE_METRICS}
 """Metrics that can rank checkpoints, by the last part of their name."""

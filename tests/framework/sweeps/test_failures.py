@@ -1,0 +1,81 @@
+"""Tests of the errors of failed trials: what they say, and which advice they give."""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import Sweep
+from partita.sweeps.trial import failure_text
+from partita_schema.errors import DataError, TrainingError
+
+RUN = Path("sweeps/colours/trials/000-0")
+MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
+AGAIN = f"and remove {RUN} to run the trial again"
+CALLBACK = """
+import sys
+
+class Ends:
+    def __init__(self, how):
+        self.how = how
+
+    def on_step(self, state):
+        if self.how == "memory":
+            raise MemoryError
+        if self.how == "exit":
+            sys.exit(3)
+        if self.how == "raise":
+            raise ValueError("wrong")
+"""
+
+
+def caused_by(cause: Exception) -> TrainingError:
+    """Return the error of a callback, as training raises it."""
+    error = TrainingError("the callback Ends failed", "fix it, and rerun the same command to resume")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), MEMORY),
+        (caused_by(MemoryError()), f"the callback Ends failed: {MEMORY}"),
+        (caused_by(ValueError("wrong")), f"the callback Ends failed; fix it, {AGAIN}"),
+        (TrainingError("the objective is not finite"), "the objective is not finite"),
+        (SystemExit(3), f"its code called sys.exit(3); remove that call, {AGAIN}"),
+        (DataError("there are no rows"), "there are no rows"),
+        (KeyError("a"), "KeyError: 'a'"),
+    ],
+)
+def test_the_error_of_a_trial_has_the_advice_for_a_trial(error: BaseException, expected: str) -> None:
+    assert failure_text(error, run=RUN) == expected
+
+
+def test_an_error_of_training_has_its_advice_at_the_end_also_in_another_process() -> None:
+    error = pickle.loads(pickle.dumps(caused_by(ValueError())))
+    assert str(error) == "the callback Ends failed; fix it, and rerun the same command to resume"
+    assert (error.reason, error.advice) == ("the callback Ends failed", "fix it, and rerun the same command to resume")
+
+
+@pytest.mark.long
+def test_trials_whose_callbacks_fail_or_exit_have_failed_and_do_not_end_the_sweep(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ending.py").write_text(CALLBACK)
+    monkeypatch.chdir(tmp_path)
+    config = colours.config(
+        trainer={"epochs": 1, "evaluate_generated": False, "evaluate_test": False},
+        sweep={"sampler": "grid", "parameters": {"callbacks.0.options.how": ["none", "raise", "memory", "exit"]}},
+    )
+    config["callbacks"] = [{"type": "custom", "target": "ending:Ends", "options": {"how": "none"}}]
+    result = Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep")
+    errors = [trial.result.error for trial in result.trials if trial.result is not None]
+    failed = re.escape("the callback Ends failed in on_step at step 1 (ending.py, line ")
+    again = [f"and remove {re.escape(str(result.run_of(trial)))} to run the trial again" for trial in result.trials]
+    assert errors[0] is None
+    assert re.fullmatch(rf"{failed}\d+\): ValueError: wrong; fix it, {again[1]}", errors[1] or "")
+    assert re.fullmatch(rf"{failed}\d+\): MemoryError: {MEMORY}", errors[2] or "")
+    assert re.fullmatch(rf"its code called sys\.exit\(3\); remove that call, {again[3]}", errors[3] or "")
