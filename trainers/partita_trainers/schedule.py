@@ -64,19 +64,23 @@ class CheckpointTimer:
         return self.minutes is not None and time.monotonic() - self.started >= 60 * self.minutes
 
 
+def planned_steps(config: FinetuneTrainer, batches: Batches) -> int | None:
+    """Return the number of optimizer steps of a run; None if only the length of the data limits it, and is unknown."""
+    if batches.steps_per_epoch is None or (config.epochs is None and config.max_steps is not None):
+        return config.max_steps
+    by_epochs = batches.total_steps(DEFAULT_EPOCHS if config.epochs is None else config.epochs)
+    return by_epochs if config.max_steps is None else min(config.max_steps, by_epochs)
+
+
 def plan_schedule(config: FinetuneTrainer, *, batches: Batches, splits: Sequence[str]) -> Schedule:
     """Plan the total steps, and the steps between evaluations and between checkpoints.
 
     If the length of the data is unknown, each interval defaults to a tenth of the run. Raises DataError if the end of
     the run is then undefined.
     """
-    total = config.max_steps
-    if batches.steps_per_epoch is None:
-        if total is None:
-            raise DataError("the data's length is not known; write trainer.max_steps, the number of optimizer steps")
-    elif config.epochs is not None or total is None:
-        by_epochs = batches.total_steps(DEFAULT_EPOCHS if config.epochs is None else config.epochs)
-        total = by_epochs if total is None else min(total, by_epochs)
+    total = planned_steps(config, batches)
+    if total is None:
+        raise DataError("the data's length is not known; write trainer.max_steps, the number of optimizer steps")
 
     def steps_between(times_per_epoch: float) -> int:
         per_epoch = batches.steps_per_epoch

@@ -18,9 +18,9 @@ from partita.training.data_plan import DataPlan, plan_of
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError
-from partita_schema.open_values import DEFAULT_EPOCHS
 from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer
 from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.schedule import planned_steps
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,5 @@ def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
 
 
 def total_steps(config: Config, loader: Loader) -> int | None:
-    """Return the number of optimizer steps of the run, or None for a custom trainer."""
-    trainer = config.trainer
-    if not isinstance(trainer, FinetuneTrainer):
-        return None
-    if trainer.epochs is None and trainer.max_steps is not None:
-        return trainer.max_steps
-    steps = loader.total_steps(DEFAULT_EPOCHS if trainer.epochs is None else trainer.epochs)
-    return steps if trainer.max_steps is None else min(steps, trainer.max_steps)
+    """Return the number of optimizer steps of the run; None if the trainer has other keys, such as a custom one."""
+    return planned_steps(config.trainer, loader) if isinstance(config.trainer, FinetuneTrainer) else None
