@@ -264,7 +264,13 @@ KTO_METRICS = ("rewards/margins", "logps/chosen", "logps/rejected", "kl")
 
 
 def write_preference_run(
-    folder: Path, *, results: Results, base: Results | None = None, loss: str = "dpo", **manifest: Any
+    folder: Path,
+    *,
+    results: Results,
+    base: Results | None = None,
+    loss: str = "dpo",
+    config: Mapping[str, Any] | None = None,
+    **manifest: Any,
 ) -> Path:
     """Write the directory of a run of the trainer preference with this loss, or of the trainer kto.
 
@@ -273,15 +279,17 @@ def write_preference_run(
         results: Results of the test rows.
         base: Those of the base model.
         loss: dpo, orpo, simpo or kto.
+        config: Further keys of the configuration.
         manifest: Further entries of the manifest.
     """
     is_kto = loss == "kto"
     names = KTO_METRICS if is_kto else PAIR_METRICS
     output = {"name": "reply"} | ({"type": "text", "label": "good"} if is_kto else {"type": "preference"})
-    config = {
+    settings = {
         "base_model": "org/model",
         "output_features": [output],
         "trainer": {"type": "kto"} if is_kto else {"type": "preference", "loss": {"type": loss}},
+        **(config or {}),
     }
     evaluations = [
         {"step": step, "split": "validation", "loss": 0.6} | dict.fromkeys(names, 1 - 3 / step)
@@ -289,6 +297,6 @@ def write_preference_run(
     ]
     entries = {"evaluations": evaluations} | manifest
     kind = {"reply": str(output["type"])}
-    run = write_run(folder, outputs=kind, results=results, base=base, config=config, **entries)
+    run = write_run(folder, outputs=kind, results=results, base=base, config=settings, **entries)
     (run / "log.jsonl").write_text(preference_log(40, names=names), encoding="utf8")
     return run
