@@ -43,10 +43,10 @@ def why_not_comparable(
     values = predicts_values(first.config), predicts_values(second.config)
     if values[0] != values[1]:
         return "one is that of predicted values, and the other that of generated text"
-    if values[0]:
-        return why_values_differ(first, second)
     if loss_settings(first.config) != loss_settings(second.config):
         return "the trainers have different losses"
+    if values[0]:
+        return why_values_differ(first, second)
     if has_reference(first.config) and not same_reference(first, second):
         return OTHER_REFERENCE
     if not same_tokenizer(first, second):
@@ -65,6 +65,8 @@ def incomparable_rewards(first: RunSummary, second: RunSummary) -> tuple[tuple[s
     configs = first.config, second.config
     if not all(map(has_preferences, configs)):
         return (), ""
+    if all(config["trainer"]["type"] == "reward" for config in configs):
+        return REWARDS, "only differences of the scores of a reward model have a meaning"
     with_reference = [has_reference(config) for config in configs]
     if with_reference[0] != with_reference[1]:
         return (*REWARDS, MARGINS, *SHARES, *LOG_PROBS), "only one loss compares with the model before training"

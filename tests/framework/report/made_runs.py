@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,19 @@ def pair(share: float, *, name: str = "reply", answered: bool = True) -> Callabl
         value = "it is late" if chance.random() < share else "it was"
         of_row |= {"rouge_1": 0.5, "rouge_2": 0.5, "rouge_l": 0.5, "bleu": [2, 1, 0, 0, 3, 2, 1, 0, 3, 3]}
         return {name: OutputResult("it is late", value, value == "it is late", of_row=of_row)}
+
+    return draw
+
+
+def scores(share: float, *, name: str = "reply") -> Callable[[random.Random], Any]:
+    """Return a function that draws the scores of a pair by a reward model, which prefers the chosen answer in a share
+    of the rows."""
+    draw_pair = pair(share, name=name, answered=False)
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        output = draw_pair(chance)[name]
+        of_row = {key: value for key, value in output.of_row.items() if not key.startswith("logps/")}
+        return {name: replace(output, of_row=of_row)}
 
     return draw
 

@@ -18,6 +18,7 @@ from .made_runs import (
     pair,
     preference_log,
     rows_of,
+    scores,
     write_preference_run,
     write_run,
 )
@@ -393,6 +394,36 @@ def test_rewards_and_losses_are_compared_if_training_began_with_the_same_model(
 def test_models_before_training_that_differ_are_settings(tmp_path: Path) -> None:
     runs = [with_reference(tmp_path / "a", "one"), with_reference(tmp_path / "b", "two", kept=1)]
     assert (compare_runs(runs).settings or {})["model before training (fingerprint)"] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("center", "left_out"),
+    [(0.0, []), (0.01, ["the loss of second is not compared with that of first: the trainers have different losses"])],
+)
+def test_the_levels_of_scores_of_reward_models_are_not_compared(
+    center: float, left_out: list[str], tmp_path: Path
+) -> None:
+    runs = []
+    for name, value in (("first", 0.0), ("second", center)):
+        config = {
+            "base_model": f"org/{name}",
+            "output_features": [{"name": "reply", "type": "preference", "head": "linear"}],
+            "trainer": {"type": "reward", "center": value},
+        }
+        outputs = {"reply": "preference"}
+        runs.append(write_run(tmp_path / name, outputs=outputs, results=rows_of(40, scores(0.8)), config=config))
+
+    comparison = compare_runs(runs)
+
+    compared = {one.metric for one in comparison.pairs[0].metrics}
+    assert compared == {"rewards/accuracies", "rewards/margins", *(() if left_out else ("loss",))}
+    assert [note for note in comparison.notes if "compared" in note] == [
+        *left_out,
+        (
+            "rewards/chosen, rewards/rejected of second are not compared with those of first: only differences of the "
+            "scores of a reward model have a meaning"
+        ),
+    ]
 
 
 def test_runs_on_labelled_answers_are_compared_on_the_good_ones(tmp_path: Path) -> None:
