@@ -141,8 +141,8 @@ def complete_references(
                     lm = stack.enter_context(before.opened(pipeline))
             except PartitaError as error:
                 logger.warning(
-                    "the metrics have no loss and no rewards: both compare with the model before training, which "
-                    "cannot be loaded: %s",
+                    "the metrics have no loss, no rewards, no logps/chosen and no logps/rejected: they are computed "
+                    "together with the model before training, which cannot be loaded: %s",
                     error,
                 )
                 return False
