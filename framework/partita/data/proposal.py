@@ -131,9 +131,10 @@ def dialogue_proposal(columns: Sequence[Column]) -> Proposal | None:
     """Return the features for dialogues, in a column or spread over columns; None if there are none."""
     form, column = format_in_columns(columns), dialogue_column(columns)
     if form == "chosen_rejected" or (form is not None and column is None):
-        name, what = MESSAGES, f"{', '.join(FORMATS_IN_COLUMNS[form])} (dialogue in columns)"
+        read = (*system_column(columns), *FORMATS_IN_COLUMNS[form])
+        name, what = MESSAGES, f"{', '.join(read)} (dialogue in columns)"
     elif column is not None:
-        name, what = column, f"{column} (dialogue)"
+        name, what = column, f"{', '.join((*system_column(columns), column))} (dialogue)"
     else:
         return None
     features = (
@@ -149,19 +150,26 @@ def dialogue_proposal(columns: Sequence[Column]) -> Proposal | None:
     )
 
 
+def system_column(columns: Sequence[Column]) -> list[str]:
+    """Return the name of the column with the system message of a dialogue, if there is one."""
+    return [column.name for column in columns if column.name == "system" and column.kind in ("text", "category")]
+
+
 def preference_proposal(columns: Sequence[Column], *, task: str | None) -> Proposal | None:
     """Return the features for pairs of answers, or for answers that are good or bad; None if there are neither."""
     by_name = {column.name: column for column in columns}
     verdict = next((by_name[name] for name in VERDICT_NAMES if name in by_name and is_verdict(by_name[name])), None)
     answer = next((by_name[name] for name in ANSWER_NAMES if name in by_name), None)
-    dialogue = dialogue_column(columns)
+    dialogue, system = dialogue_column(columns), system_column(columns)
+    unused = f"; not used: {', '.join(system)}" if system else ""
     if {*PAIR} <= set(by_name) and task in (None, "pairs"):
         output = "output_features:\n  - {name: answer, type: preference}       # columns chosen and rejected\n"
         texts = all(by_name[name].kind in ("text", "category") for name in PAIR)
         prompt = next((name for name in PROMPT_NAMES if name in by_name and by_name[name].kind == "text"), None)
-        if texts and dialogue is None and (prompt is not None or "instruction" not in by_name):
+        is_dialogue = bool(system) and prompt == "prompt"  # only dialogues have a system message in each row
+        if texts and dialogue is None and not is_dialogue and (prompt is not None or "instruction" not in by_name):
             inputs = f"input_features:\n  - {{name: {scalar(prompt)}, type: text}}\n" if prompt is not None else ""
-            what = "their common beginning" if prompt is None else prompt
+            what = ("their common beginning" if prompt is None else prompt) + unused
         else:
             name = dialogue if dialogue not in (None, *PAIR) else MESSAGES
             inputs, what = (
@@ -174,15 +182,17 @@ def preference_proposal(columns: Sequence[Column], *, task: str | None) -> Propo
     prompt = next((name for name in PROMPT_NAMES if name in by_name and by_name[name].kind == "text"), None)
     if prompt is not None and answer is not None and answer.kind == "text" and dialogue is None:
         inputs, name = f"input_features:\n  - {{name: {scalar(prompt)}, type: text}}\n", answer.name
+        rest = unused
     elif dialogue is not None and (answer is not None or verdict.name == "kto_tag"):
         inputs = f"input_features:\n  - {{name: {scalar(dialogue)}, type: dialogue}}\n"
-        prompt, name = dialogue, "reply"
+        prompt, name, rest = dialogue, "reply", ""
     else:
         return None
     output = (
         f"output_features:\n  - {{name: {scalar(name)}, type: text, label: {scalar(verdict.name)}}}   # good or bad\n"
     )
-    return Proposal("feedback", inputs + output, f"input {prompt}, output {name}, good or bad by {verdict.name}")
+    summary = f"input {prompt}, output {name}, good or bad by {verdict.name}{rest}"
+    return Proposal("feedback", inputs + output, summary)
 
 
 def is_verdict(column: Column) -> bool:

@@ -19,6 +19,7 @@ from partita.lm.load_model import load_model
 from partita.lm.trained_model import TrainedModel
 from partita.pipeline.build import Pipeline, initial_batches
 from partita.runs.manifest import read_manifest
+from partita.runs.start_of_training import ORIGIN, num_kept_rounds, round_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, PartitaError
 from partita_trainers.base import Batch
@@ -29,9 +30,6 @@ from partita_trainers.process_group import ProcessGroup, synchronized_errors
 from partita_trainers.references import References, RelativeObjective
 
 logger = logging.getLogger(__name__)
-
-ORIGIN = "model_before_training"
-"""Key of the manifest with a hash of what the weights before training were loaded from."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,11 @@ class ModelBeforeTraining:
     def of_run(cls, run: Path | None, *, training_rows: Callable[[], Rows | None]) -> "ModelBeforeTraining":
         """Return the model before the training of a run, or before its last round of self-training that was kept."""
         manifest, saved = read_manifest(run) if run is not None else {}, None
-        kept = sum(bool(one.get("kept")) for one in manifest.get("rounds", []))
+        kept = num_kept_rounds(manifest)
         if run is not None and kept:
-            before = run / "rounds" / str(kept - 1) / "model"
+            before = round_folder(run, kept - 1) / "model"
             saved = before if kept > 1 or before.is_dir() else None
-            run = run / "rounds" / str(kept)
+            run = round_folder(run, kept)
             manifest = read_manifest(run)
         return cls(run, saved, manifest, training_rows)
 
@@ -143,8 +141,8 @@ def complete_references(
                     lm = stack.enter_context(before.opened(pipeline))
             except PartitaError as error:
                 logger.warning(
-                    "the metrics have no loss and no rewards: both compare with the model before training, which "
-                    "cannot be loaded: %s",
+                    "the metrics have no loss, no rewards, no logps/chosen and no logps/rejected: they are computed "
+                    "together with the model before training, which cannot be loaded: %s",
                     error,
                 )
                 return False

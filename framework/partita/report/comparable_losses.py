@@ -17,10 +17,13 @@ from partita.report.preference_rows import (
     pairs_of,
 )
 from partita.runs.listing import RunSummary
+from partita.runs.start_of_training import ORIGIN, manifest_of_training
 
 TOKENIZER = "tokenizer.json"
 IDENTITY = ("model", "added_tokens", "normalizer", "pre_tokenizer")
 """Parts of a tokenizer file that decide the tokens of a text; others, such as padding, do not."""
+
+OTHER_REFERENCE = "each is relative to the model before its training, and these models differ"
 
 
 def why_not_comparable(
@@ -33,14 +36,19 @@ def why_not_comparable(
         second: The other run.
         first_rows: Results of the first run.
         second_rows: Results of the other run, of the same rows.
+
+    Raises:
+        PartitaError: The manifest of a round of self-training is damaged.
     """
     values = predicts_values(first.config), predicts_values(second.config)
     if values[0] != values[1]:
         return "one is that of predicted values, and the other that of generated text"
-    if values[0]:
-        return why_values_differ(first, second)
     if loss_settings(first.config) != loss_settings(second.config):
         return "the trainers have different losses"
+    if values[0]:
+        return why_values_differ(first, second)
+    if has_reference(first.config) and not same_reference(first, second):
+        return OTHER_REFERENCE
     if not same_tokenizer(first, second):
         return "the tokenizers differ, and it is a mean over tokens"
     if first_rows.tokens != second_rows.tokens:
@@ -51,18 +59,19 @@ def why_not_comparable(
 def incomparable_rewards(first: RunSummary, second: RunSummary) -> tuple[tuple[str, ...], str]:
     """Return the metrics of preferences that cannot be compared, and why; none if all can be.
 
-    Args:
-        first: A run.
-        second: The other run.
+    Raises:
+        PartitaError: The manifest of a round of self-training is damaged.
     """
     configs = first.config, second.config
     if not all(map(has_preferences, configs)):
         return (), ""
+    if all(config["trainer"]["type"] == "reward" for config in configs):
+        return REWARDS, "only differences of the scores of a reward model have a meaning"
     with_reference = [has_reference(config) for config in configs]
     if with_reference[0] != with_reference[1]:
         return (*REWARDS, MARGINS, *SHARES, *LOG_PROBS), "only one loss compares with the model before training"
-    if with_reference[0] and configs[0].get("base_model") != configs[1].get("base_model"):
-        return (*REWARDS, MARGINS, *SHARES), "they are relative to different models"
+    if with_reference[0] and not same_reference(first, second):
+        return (*REWARDS, MARGINS, *SHARES), OTHER_REFERENCE
     if not same_tokenizer(first, second):
         return (*REWARDS, MARGINS, *LOG_PROBS), "the tokenizers differ"
     if loss_settings(configs[0]) != loss_settings(configs[1]):
@@ -95,7 +104,34 @@ def loss_settings(config: Mapping[str, Any]) -> Any:
         return None
     trainer = config["trainer"]
     names = ("type", "loss", "beta", "desirable_weight", "undesirable_weight", "center")
-    return [trainer.get(name) for name in names], has_reference(config) and config.get("base_model")
+    return [trainer.get(name) for name in names]
+
+
+def same_reference(first: RunSummary, second: RunSummary) -> bool:
+    """Return whether the training of two runs began with the same model; by the names of its weights if it is unknown.
+
+    Raises:
+        PartitaError: The manifest of a round of self-training is damaged.
+    """
+    origins = [origin_of(run) for run in (first, second)]
+    if None not in origins:
+        return origins[0] == origins[1]
+    return names_of_weights(first.config) == names_of_weights(second.config)
+
+
+def origin_of(run: RunSummary) -> str | None:
+    """Return the hash of the model that the training of a run began with; None if it is not recorded.
+
+    Raises:
+        PartitaError: The manifest of a round of self-training is damaged.
+    """
+    origin: str | None = manifest_of_training(run.folder, run.manifest).get(ORIGIN)
+    return origin
+
+
+def names_of_weights(config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the base model of a configuration, and the adapter that is trained further."""
+    return config.get("base_model"), (config.get("adapter") or {}).get("pretrained_adapter_weights")
 
 
 def predicts_values(config: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.report.agreement import Agreement, agreement_of
-from partita.report.comparable_losses import incomparable_rewards, notes_of_rewards, why_not_comparable
+from partita.report.comparable_losses import incomparable_rewards, notes_of_rewards, origin_of, why_not_comparable
 from partita.report.compared_rows import ComparedRows, load_rows
 from partita.report.disagreements import Disagreement, balanced, disagreements
 from partita.report.measures import READABLE, MetricEstimate, main_measure, measure_rows
@@ -120,6 +120,7 @@ def compare_runs(
 
     Raises:
         DataError: Less than two runs, a folder that is none, no such split, or no common rows.
+        PartitaError: The manifest of a round of self-training is damaged.
     """
     paths = [Path(folder) for folder in folders]
     check_runs(paths)
@@ -183,15 +184,20 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 
 def settings_of(run: RunSummary) -> dict[str, Any]:
-    """Return what decides the results of a run, by name: its configuration, its rows, and versions."""
-    manifest = run.manifest
+    """Return what decides the results of a run, by name: its configuration, its rows, its reference, and versions.
+
+    Raises:
+        PartitaError: The manifest of a round of self-training is damaged.
+    """
+    manifest, origin = run.manifest, origin_of(run)
     rows = {
         f"rows of {split} (fingerprint)": values.get("fingerprint")
         for split, values in (manifest.get("data") or {}).items()
         if isinstance(values, Mapping)
     }
     versions = {f"version of {name}": value for name, value in (manifest.get("versions") or {}).items()}
-    return (leaves(run.config) if run.config else {}) | rows | versions
+    reference = {} if origin is None else {"model before training (fingerprint)": origin}
+    return (leaves(run.config) if run.config else {}) | rows | reference | versions
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

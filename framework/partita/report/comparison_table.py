@@ -1,8 +1,9 @@
-"""A comparison of runs on a terminal, at most 80 columns wide."""
+"""A comparison of runs on a terminal, at most 80 columns wide unless numbers need more."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,7 +19,9 @@ from partita_schema.sections.outputs import direction_of
 
 WIDEST = 80
 MAX_KEY = 46
-"""Characters of a key or a name of a metric that are not broken."""
+"""Characters of a key that are not broken."""
+MIN_NAME = 12
+"""Characters of a line of a name of a metric if the numbers leave no room for more."""
 MAX_SETTINGS = 40
 """Keys that differ in the table."""
 MAX_CELL = 60
@@ -33,7 +36,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(f"{letter(number)}  {name}{'' if number else '  (reference)'}", markup=False, highlight=False)
     settings = settings_rows(comparison)
     if settings:
-        print_table(["what differs", *letters(comparison)], settings[:MAX_SETTINGS], console, width=width)
+        print_settings(["what differs", *letters(comparison)], settings[:MAX_SETTINGS], console, width=width)
         if len(settings) > MAX_SETTINGS:
             console.print(f"and {len(settings) - MAX_SETTINGS} more; --json has all of them", highlight=False)
     elif comparison.settings is not None:
@@ -43,7 +46,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     rows = recorded_rows(comparison)
     if rows:
         title = "recorded, untested" if comparison.pairs else "recorded metrics"
-        print_table([title, *letters(comparison)], rows, console, width=width, numbers=True)
+        console.print()
+        print_numbers([title, *letters(comparison)], rows, console, width=width)
     for note in comparison.notes:
         console.print(f"\nnote: {note}", markup=False, highlight=False)
 
@@ -99,7 +103,7 @@ def print_pair(comparison: Comparison, pair: PairComparison, name: str, console:
     console.print(f"\n{name} against A, {comparison.subject}", style="bold", markup=False, highlight=False)
     table = [metric_row(metric) for metric in pair.metrics]
     titles = ["metric", "A", name, "difference", "95 % interval", "p", ""]
-    print_table(titles, table, console, width=width, numbers=True, gap=False)
+    print_numbers(titles, table, console, width=width)
     for one in pair.agreement:
         console.print(
             f"{one.output}: both right {one.both:,}, only A {one.only_first:,}, only {name} {one.only_second:,}, "
@@ -167,33 +171,45 @@ def disagreement_lines(row: Disagreement, first: str, name: str) -> Iterator[str
         yield from (f"  {row.output}, {text}" for text in texts)
 
 
-def print_table(
-    titles: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    console: Console,
-    *,
-    width: int,
-    numbers: bool = False,
-    gap: bool = True,
-) -> None:
-    """Print a table without lines.
+def print_settings(titles: Sequence[str], rows: Sequence[Sequence[str]], console: Console, *, width: int) -> None:
+    """Print a table of values, which may be broken, by keys, which are not.
 
     Args:
         titles: Titles of the columns.
         rows: The cells.
         console: Where to print.
         width: Maximum number of columns of the terminal.
-        numbers: Whether all columns but the first and one without a title are aligned to the right.
-        gap: Whether an empty line comes before it.
     """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    key_width = min(MAX_KEY, max(len(row[0]) for row in rows))
     for index, title in enumerate(titles):
-        right = numbers and index > 0 and bool(title)
-        key_width = min(MAX_KEY, max([len(row[0]) for row in rows], default=0)) if index == 0 else None
-        justify: Literal["left", "right"] = "right" if right else "left"
-        table.add_column(Text(title), justify=justify, overflow="fold", no_wrap=right, min_width=key_width)
+        table.add_column(Text(title), overflow="fold", min_width=None if index else key_width)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print()
+    console.print(table, highlight=False, width=width)
+
+
+def print_numbers(titles: Sequence[str], rows: Sequence[Sequence[str]], console: Console, *, width: int) -> None:
+    """Print a table of numbers by names. Only names are broken; if numbers are too wide, the table is too.
+
+    Args:
+        titles: Titles of the columns. All but the first and one without a title are aligned to the right.
+        rows: The cells.
+        console: Where to print.
+        width: Number of columns of the terminal to use.
+    """
+    longest, *others = [max(map(cell_len, cells)) for cells in zip(titles, *rows, strict=True)]
+    space = next((space for space in (2, 1) if longest + sum(others) + space * len(others) <= width), 1)
+    needed = sum(others) + space * len(others)
+    names = min(longest, max(width - needed, MIN_NAME))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, space, 0, 0), width=names + needed)
+    for index, title in enumerate(titles):
+        is_number = index > 0 and bool(title)
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(
+            Text(title), justify=justify, overflow="fold", no_wrap=index > 0, width=None if index else names
+        )
     for row in rows:
         table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
-    if gap:
-        console.print()
-    console.print(table, highlight=False, width=width)
+    console.print(table, highlight=False, crop=False)

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import Any
 
 from partita.report.compared_rows import ComparedRows
-from partita.report.evaluation import OutputColumn
+from partita.report.evaluation import Evaluation, OutputColumn
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ def disagreements(compared: ComparedRows, number: int) -> Iterator[Disagreement]
     for index, (key, prompt) in enumerate(zip(first.keys, first.prompts, strict=True)):
         for output, column in first.outputs.items():
             other = second.outputs[output]
+            if not (is_answered(first, column, index) and is_answered(second, other, index)):
+                continue
             found, rights = (column.values[index], other.values[index]), (column.rights[index], other.rights[index])
             neither_readable = found == (None, None) and not compared.are_episodes and True not in rights
             if neither_readable or (found[0] == found[1] and rights[0] == rights[1]):
@@ -46,6 +48,17 @@ def disagreements(compared: ComparedRows, number: int) -> Iterator[Disagreement]
                 shown = (first.answers, second.answers)
             values = [values[index] for values in shown]
             yield Disagreement(key, prompt, output, column.references[index], values[0], values[1], better)
+
+
+def is_answered(evaluation: Evaluation, column: OutputColumn, index: int) -> bool:
+    """Return whether a row has an answer, or was judged without one, as after an error.
+
+    Args:
+        evaluation: The results.
+        column: One of its outputs.
+        index: Index of the row.
+    """
+    return (evaluation.answers[index], column.values[index], column.rights[index]) != (None, None, None)
 
 
 def closer(first: OutputColumn, second: OutputColumn, index: int) -> int | None:

@@ -116,9 +116,9 @@ def has_preferences(config: Mapping[str, Any]) -> bool:
 
 
 def has_reference(config: Mapping[str, Any]) -> bool:
-    """Return whether the loss of a trainer on preferences compares with the model before training."""
-    trainer = config["trainer"]
-    if trainer["type"] == "reward":
+    """Return whether a configuration trains on preferences with a loss that compares with the model before training."""
+    if not has_preferences(config) or config["trainer"]["type"] == "reward":
         return False
+    trainer = config["trainer"]
     loss = "dpo" if trainer["type"] == "kto" else (trainer.get("loss") or {}).get("type", "dpo")
     return bool(loss == "dpo")

@@ -190,6 +190,21 @@ HINTS = (
         "its config.json names no model type that transformers knows; update transformers, or check the file",
     ),
     (
+        ("this kind of AutoModel: AutoModelForSequenceClassification",),
+        (
+            "transformers has no AutoModelForSequenceClassification of its architecture, which reward models and "
+            "outputs with head: linear need; choose a model of another architecture, such as Llama, Qwen or BERT, or "
+            "remove the head, so that the model writes its answers"
+        ),
+    ),
+    (
+        ("this kind of AutoModel: AutoModelForTokenClassification",),
+        (
+            "transformers has no AutoModelForTokenClassification of its architecture, which outputs of type tags need; "
+            "choose a model of another architecture, such as BERT or ModernBERT"
+        ),
+    ),
+    (
         ("Unrecognized configuration class",),
         "it is neither a causal language model nor an encoder-decoder, nor an encoder of text; choose one of these",
     ),

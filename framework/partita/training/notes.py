@@ -14,9 +14,9 @@ from partita.lm.exporting import origin
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.number_formats import number_format
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
-from partita.pipeline.before_training import ORIGIN
 from partita.pipeline.build import Pipeline
 from partita.runs.directory import RunDirectory
+from partita.runs.start_of_training import ORIGIN
 from partita.tokenizers.saved_adapters import folder_hashes
 from partita.training.datasets import TrainingDatasets
 from partita.training.recorded_data import length_histograms, write_samples

@@ -1,5 +1,7 @@
 """Names from other libraries, and types planned for later versions, with what to write instead."""
 
+from partita_schema.sections.objectives import DPO_VARIANTS
+
 NOT_YET_TYPES = {
     "trainer": ("grpo", "ppo"),
     "backend": ("deepspeed",),
@@ -149,6 +151,7 @@ FOREIGN_TYPES = {
         "ipo": "preference, and loss: {type: dpo, variant: ipo}",
         **dict.fromkeys(("rm", "reward_model", "reward_modeling"), "reward"),
     },
+    "trainer.loss": {variant: f"dpo, and variant: {variant}" for variant in DPO_VARIANTS},
     "backend": dict.fromkeys(("openai", "server", "http", "api", "ollama"), "endpoint, with url:"),
     "data.batching": {
         **dict.fromkeys(("packed", "packing"), "pack"),

@@ -31,10 +31,8 @@ def read_messages(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dial
 
 
 def read_sharegpt(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dialogue:
-    """Read ShareGPT: a list of from and value, with an optional system message in the column system."""
-    messages = messages_of(items_of(row, column), SHAREGPT, known)
-    system = row.get("system")
-    return dialogue_of(([{"role": "system", "content": system}] if is_text(system) else []) + messages)
+    """Read ShareGPT: a list of from and value."""
+    return dialogue_of(messages_of(items_of(row, column), SHAREGPT, known))
 
 
 def read_turns(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dialogue:
@@ -107,10 +105,8 @@ def read_parlai(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dialog
 
 
 def read_alpaca(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dialogue:
-    """Read Alpaca: instruction, optional input, output, and optionally system and a history of pairs."""
+    """Read Alpaca: instruction, optional input, output, and optionally a history of pairs."""
     messages = []
-    if is_text(row.get("system")):
-        messages.append({"role": "system", "content": row["system"]})
     for number, pair in enumerate(plain_list(row.get("history")) or [], start=1):
         items = plain_list(pair)
         if items is None or len(items) != 2:
@@ -171,7 +167,7 @@ COLUMNS = {
 }
 """Required and optional columns of formats that use several columns, tried in this order."""
 OTHER_COLUMNS = ("system", "history")
-"""Further columns that some formats read."""
+"""Further columns: every format reads a system message, and Alpaca a history."""
 TOOL_COLUMNS = ("tools", "functions")
 """Columns with tool definitions for a chat template."""
 STANDARD_COLUMNS = tuple(
@@ -248,11 +244,12 @@ def prompt_messages(row: Mapping[str, Any], known: KnownKeys) -> list[Message]:
 
 
 def joined(prompt: list[Message], rest: list[Message], column: str) -> list[Message]:
-    """Return the whole dialogue, where `rest` is either the end of it or all of it. Raises FormatError if it is
-    neither."""
+    """Return the whole dialogue, where `rest` is either the end of it or all of it, perhaps after a system message.
+    Raises FormatError if it is neither."""
     if not rest or rest[0]["role"] == "assistant" or all(message["role"] == "system" for message in prompt):
         return [*prompt, *rest]
-    if said(rest[: len(prompt)]) == said(prompt):
+    start = int(rest[0]["role"] == "system" != prompt[0]["role"])
+    if said(rest[start : start + len(prompt)]) == said(prompt):
         return rest
     raise FormatError(f"column {column} is a dialogue that does not begin with the prompt; write the answer alone")
 

@@ -17,7 +17,14 @@ from partita_schema.dialogues.common_form import (
 )
 from partita_schema.dialogues.formats import COLUMNS, LISTS, READERS, dialogue_of, joined, said
 from partita_schema.dialogues.messages import OPENAI, SHAREGPT, KnownKeys, answer, messages_of
-from partita_schema.dialogues.read import detect_format, read_dialogue, refuse_media, with_tools
+from partita_schema.dialogues.read import (
+    detect_format,
+    read_dialogue,
+    refuse_media,
+    with_system,
+    with_tools,
+    without_ignored,
+)
 from partita_schema.dialogues.values import holds, plain_list
 
 PROMPTS = ("prompt", "instruction")
@@ -42,13 +49,14 @@ def read_pair(
     Raises:
         FormatError: The row contains no valid pair.
     """
+    row = without_ignored(row, known.ignored)
     refuse_media(row, known.ignored)
     for name in (chosen, rejected):
         if not holds(row.get(name)):
             raise FormatError(f"column {name} is missing or empty")
     rest = {name: value for name, value in row.items() if name not in (chosen, rejected)}
     prompt = prompt_of(rest, column, form=form, known=known)
-    better, worse = (whole_dialogue(prompt, row[name], name, known) for name in (chosen, rejected))
+    better, worse = (with_system(whole_dialogue(prompt, row[name], name, known), row) for name in (chosen, rejected))
     messages = common_beginning(better, worse, chosen=chosen, rejected=rejected)
     dialogue = dialogue_of([*messages, better[-1]]) | {"messages": messages, "train_all": False}
     right = {"labels": [message_text(better[-1])], **answer_to_learn(better[-1])}
@@ -68,6 +76,7 @@ def read_answer(row: Mapping[str, Any], *, column: str, form: str, known: KnownK
     Raises:
         FormatError: The row contains no valid dialogue with an answer.
     """
+    row = without_ignored(row, known.ignored)
     refuse_media(row, known.ignored)
     rest = {name: value for name, value in row.items() if name != answer or not holds(value)}
     if answer in rest or answer not in row:
@@ -79,6 +88,7 @@ def read_answer(row: Mapping[str, Any], *, column: str, form: str, known: KnownK
             )
     else:
         whole = whole_dialogue(prompt_of(rest, column, form=form, known=known), row[answer], answer, known)
+        whole = with_system(whole, row)
     dialogue = dialogue_of(whole) | {"messages": whole[:-1], "train_all": False}
     return with_tools(dialogue, row, known.ignored) | {
         "labels": [message_text(whole[-1])],

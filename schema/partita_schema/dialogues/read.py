@@ -10,6 +10,7 @@ from partita_schema.dialogues.common_form import (
     OPTIONAL_KEYS,
     Dialogue,
     FormatError,
+    Message,
     UnreadKeysError,
     is_read,
 )
@@ -17,11 +18,12 @@ from partita_schema.dialogues.formats import CHATML_START, COLUMNS, KEYS_BY_FORM
 from partita_schema.dialogues.messages import KnownKeys, way_out
 from partita_schema.dialogues.tools import tools_of
 from partita_schema.dialogues.values import holds, plain_list
+from partita_schema.errors import shortened
 
 MEDIA_COLUMNS = ("images", "videos", "audios")
 """Columns with content that is not text."""
 OPTIONAL_COLUMNS = ("system", "input", "history")
-"""Columns that a format reads if a row has them, unless they are ignored."""
+"""Columns that are read if a row has them, unless they are ignored."""
 
 
 def read_dialogue(
@@ -55,10 +57,48 @@ def read_dialogue(
     if columns:
         with own_names(columns):
             return read_dialogue(renamed(row, columns), column=column, form=form, ignored=ignored, outputs=outputs)
-    row = {name: value for name, value in row.items() if name not in OPTIONAL_COLUMNS or name not in ignored}
+    row = without_ignored(row, ignored)
     form, column = format_and_column(row, column, form=form)
     refuse_media(row, ignored)
-    return with_tools(READERS[form](row, column, KnownKeys(ignored, outputs)), row, ignored)
+    dialogue = READERS[form](row, column, KnownKeys(ignored, outputs))
+    if "system" not in outputs:
+        dialogue["messages"] = with_system(dialogue["messages"], row, verbatim=bool(dialogue.get("verbatim")))
+    return with_tools(dialogue, row, ignored)
+
+
+def without_ignored(row: Mapping[str, Any], ignored: Collection[str]) -> dict[str, Any]:
+    """Return a row without the optional columns to ignore."""
+    return {name: value for name, value in row.items() if name not in OPTIONAL_COLUMNS or name not in ignored}
+
+
+def with_system(messages: list[Message], row: Mapping[str, Any], *, verbatim: bool = False) -> list[Message]:
+    """Return messages after the system message in the column system of their row, if they have none.
+
+    Args:
+        messages: The messages.
+        row: Their row, without columns to ignore.
+        verbatim: Whether the messages are the whole text, which nothing is added to.
+
+    Raises:
+        FormatError: The column is not text, or the messages have another system message, or nothing may be added.
+    """
+    text = row.get("system")
+    if not holds(text) or (isinstance(text, str) and not text.strip()):
+        return messages
+    if not isinstance(text, str):
+        raise FormatError(f"column system is not text; write a text, or {way_out(['system'])}")
+    if verbatim:
+        raise FormatError(
+            "column system has no place next to segments, which are the whole text; write it as the first segment, or "
+            f"{way_out(['system'])}"
+        )
+    written = [message["content"] for message in messages if message["role"] == "system"]
+    if written and text not in written:
+        raise FormatError(
+            f"column system is {shortened(text)!r}, and the messages have the system message "
+            f"{shortened(written[0])!r}; write one of them, or {way_out(['system'])}"
+        )
+    return messages if written else [{"role": "system", "content": text}, *messages]
 
 
 def with_tools(dialogue: Dialogue, row: Mapping[str, Any], ignored: Collection[str]) -> Dialogue:

@@ -6,6 +6,7 @@ from partita_schema.common.text import nearest
 from partita_schema.compat.aliases import ALREADY_AUTO, ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.errors import shortened
 from partita_schema.schema_tree import Choice, Items, Leaf, Named, OneOf, Section, Shape, Tagged, keys_of, listed, words
+from partita_schema.sections.objectives import DPO_VARIANTS
 from partita_schema.yaml.tree import Node
 
 KEY_OF_SINGLE_VALUES = {"data": "source", "prompt": "task", "quantization": "bits"}
@@ -158,6 +159,8 @@ def nesting_trap(key: str, shape: Shape, node: Node) -> str | None:
             return ELSEWHERE_TYPES[key][value]
         if value in NOT_YET_TYPES.get(key, ()):
             return f"{value} is not available yet; write {words(shape)}"
+        if key == "loss" and value in DPO_VARIANTS:
+            return f"write a mapping; got {value}, write loss: {{type: dpo, variant: {value}}}"
         near = [value] if value in tags else nearest(value, tags)
         if near:
             return f"write a mapping; got {short(value)}, write {key}: {{type: {near[0]}}}"

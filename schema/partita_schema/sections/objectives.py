@@ -1,7 +1,7 @@
 """What trainers on preferences minimize: losses on pairs, as a union on `type`, and the names of their metrics."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -66,6 +66,10 @@ class DpoLoss(ConfigModel):
                 at="label_smoothing",
             )
         return self
+
+
+DPO_VARIANTS: tuple[str, ...] = get_args(DpoLoss.model_fields["variant"].annotation)
+"""Variants of DPO, which are no types of a loss of their own."""
 
 
 class OrpoLoss(ConfigModel):

@@ -3,13 +3,15 @@
 import json
 import re
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from partita.report.compare_page import interval_chart, passage_of
-from partita.report.comparison_table import disagreement_lines, one_line, p_text
+from partita.report.comparison_table import disagreement_lines, one_line, p_text, print_numbers
 from partita.report.disagreements import Disagreement
 from partita.report.measures import MetricEstimate
 from partita.report.statistics import Difference, Interval
@@ -70,6 +72,45 @@ def test_the_comparison_fits_80_columns(call: Call, make_run: MakeRun) -> None:
     ):
         assert re.search(rf"^{line} *$", out, re.MULTILINE), line
     assert "note: 3 p-values: without any difference" in out
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        ("team", ["team.accuracy", "team.macro_f1", "team.weighted_f1", "loss"]),
+        ("of_guest", ["of_guest.accuracy", "of_guest.macro_f1", "of_guest.weighted_", "f1", "loss"]),
+    ],
+    ids=["space between columns", "names"],
+)
+def test_verdicts_and_numbers_are_whole_next_to_wide_intervals(
+    output: str, names: list[str], call: Call, make_run: MakeRun
+) -> None:
+    header = EvaluationHeader("test", "result", "f", outputs={output: "category"})
+    results = {output: OutputResult("a", "a", True)}
+    for name, loss in (("a", 6e-4), ("b", 4e-7)):
+        folder = make_run(name, output_features=[{"name": output, "type": "category"}])
+        rows = [RecordedRow(f"r:{i}", loss=loss * i / 20, tokens=1, outputs=results) for i in range(40)]
+        write_row_results(evaluation_path(folder, "test"), header, rows)
+    _, out, _ = call("runs/a", "runs/b")
+    table = out.partition("40 rows of test\n")[2].partition(f"\n{output}: ")[0]
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80, out
+    assert [line.split()[0] for line in table.splitlines() if "invalid" not in line][1:] == names
+    number = r"[+-]?\d\.\de-\d\d"
+    assert re.search(rf"^loss +{number} {number} +{number} {number} to {number} <0.001 better *$", table, re.MULTILINE)
+
+
+def test_numbers_that_are_wider_than_the_terminal_are_not_cut() -> None:
+    console = Console(width=80, file=StringIO())
+    number = "1,234,567,890,123"
+    cells = ["dialogue.reward", number, number, f"+{number}", f"+{number} to +{number}", "<0.001", "better"]
+    print_numbers(["metric", "A", "B", "difference", "95 % interval", "p", ""], [cells], console, width=80)
+    assert (
+        console.file.getvalue().splitlines()[1:]
+        == [  # type: ignore[attr-defined]
+            " ".join(["dialogue.rew", *cells[1:]]),
+            "ard".ljust(len(" ".join(cells)) - 3),
+        ]
+    )
 
 
 def test_the_same_configuration_is_said(call: Call, make_run: MakeRun) -> None:

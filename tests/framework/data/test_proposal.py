@@ -126,6 +126,7 @@ def test_messages_are_a_dialogue(tmp_path: Path) -> None:
     [
         ({"instruction": "do", "input": "", "output": "done"}, "instruction, output"),
         ({"prompt": "do", "completion": "done"}, "prompt, completion"),
+        ({"prompt": "do", "completion": "done", "system": "be kind"}, "system, prompt, completion"),
     ],
 )
 def test_dialogues_that_are_spread_over_columns_are_recognized(
@@ -150,11 +151,30 @@ def test_of_several_columns_with_dialogues_the_one_of_most_rows_is_chosen(
     assert proposal.summary == f"input {chosen} (dialogue), output: the assistant's replies"
 
 
+def test_a_column_with_system_messages_is_a_part_of_dialogues(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "do"}, {"role": "assistant", "content": "done"}]
+    path = rows_file(tmp_path, [{"system": f"be kind {n}", "messages": said} for n in range(20)])
+    proposal = propose(path, task=None)
+    assert proposal is not None
+    assert proposal.summary == "input system, messages (dialogue), output: the assistant's replies"
+    assert shape(config_of(path)[1]) == (["messages"], [("reply", "text")])
+
+
 @pytest.mark.parametrize(
     ("row", "inputs", "prompt"),
     [
         ({"prompt": "do", "chosen": "done", "rejected": "no"}, [("prompt", "text")], "prompt"),
         ({"chosen": "do: done", "rejected": "do: no"}, [], "their common beginning"),
+        (
+            {"system": "be kind", "prompt": "do", "chosen": "done", "rejected": "no"},
+            [("messages", "dialogue")],
+            "the dialogue before them",
+        ),
+        (
+            {"system": "be kind", "question": "do", "chosen": "done", "rejected": "no"},
+            [("question", "text")],
+            "question; not used: system",
+        ),
         (
             {"instruction": "do", "input": "", "chosen": "done", "rejected": "no"},
             [("messages", "dialogue")],
@@ -171,7 +191,7 @@ def test_of_several_columns_with_dialogues_the_one_of_most_rows_is_chosen(
             "the dialogue before them",
         ),
     ],
-    ids=["prompt", "texts", "alpaca", "whole dialogues", "conversations"],
+    ids=["prompt", "texts", "system", "system and question", "alpaca", "whole dialogues", "conversations"],
 )
 def test_pairs_of_answers_are_recognized(
     row: dict[str, Any], inputs: list[tuple[str, str]], prompt: str, tmp_path: Path
@@ -223,6 +243,32 @@ def test_answers_that_are_good_or_bad_are_recognized(row: dict[str, Any], names:
 
     assert (task, config.trainer.type, shape(config)) == ("feedback", "kto", names)
     assert config.output_features[0].more_columns == (verdict,)
+
+
+@pytest.mark.parametrize(
+    ("row", "summary"),
+    [
+        ({"prompt": "do", "completion": "done"}, "input prompt, output completion, good or bad by label"),
+        (
+            {"system": "be kind", "prompt": "do", "completion": "done"},
+            "input prompt, output completion, good or bad by label; not used: system",
+        ),
+        (
+            {"system": "be kind", "messages": [{"role": "user", "content": "do"}], "completion": "done"},
+            "input messages, output reply, good or bad by label",
+        ),
+    ],
+)
+def test_a_summary_of_labelled_answers_says_whether_system_messages_are_read(
+    row: dict[str, Any], summary: str, tmp_path: Path
+) -> None:
+    rows = [
+        {key: f"{value} {n}" if isinstance(value, str) else value for key, value in row.items()} | {"label": n % 2 == 0}
+        for n in range(20)
+    ]
+    proposal = propose(rows_file(tmp_path, rows), task=None)
+    assert proposal is not None
+    assert proposal.summary == summary
 
 
 def test_a_label_with_other_values_is_classified(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from partita.lm import number_formats
 from partita.lm.base import GenerationOptions
@@ -140,6 +141,37 @@ def test_errors_of_the_hub_become_advice(raised: str, text: str) -> None:
     message = explain(OSError(raised), source="a/b", part="weights", key="base_model")
     assert message.startswith("base_model: a/b: cannot load its weights: ")
     assert text in message
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        (
+            "AutoModelForSequenceClassification",
+            (
+                "transformers has no AutoModelForSequenceClassification of its architecture, which reward models and "
+                "outputs with head: linear need; choose a model of another architecture, such as Llama, Qwen or BERT, "
+                "or remove the head, so that the model writes its answers"
+            ),
+        ),
+        (
+            "AutoModelForTokenClassification",
+            (
+                "transformers has no AutoModelForTokenClassification of its architecture, which outputs of type tags "
+                "need; choose a model of another architecture, such as BERT or ModernBERT"
+            ),
+        ),
+        (
+            "AutoModelForSeq2SeqLM",
+            "it is neither a causal language model nor an encoder-decoder, nor an encoder of text; choose one of these",
+        ),
+    ],
+)
+def test_an_architecture_without_a_head_is_not_said_to_be_no_language_model(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match="Unrecognized configuration class") as raised:
+        getattr(transformers, name).from_config(transformers.MambaConfig())
+    message = explain(raised.value, source="a/b", part="weights", key="base_model")
+    assert message == f"base_model: a/b: cannot load its weights: {hint}"
 
 
 @pytest.mark.parametrize(

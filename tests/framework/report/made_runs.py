@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,19 @@ def pair(share: float, *, name: str = "reply", answered: bool = True) -> Callabl
     return draw
 
 
+def scores(share: float, *, name: str = "reply") -> Callable[[random.Random], Any]:
+    """Return a function that draws the scores of a pair by a reward model, which prefers the chosen answer in a share
+    of the rows."""
+    draw_pair = pair(share, name=name, answered=False)
+
+    def draw(chance: random.Random) -> dict[str, OutputResult]:
+        output = draw_pair(chance)[name]
+        of_row = {key: value for key, value in output.of_row.items() if not key.startswith("logps/")}
+        return {name: replace(output, of_row=of_row)}
+
+    return draw
+
+
 def labelled(share: float, *, name: str = "reply") -> Callable[[random.Random], Any]:
     """Return a function that draws a labelled answer, whose reward is right in a share of the rows."""
 
@@ -264,7 +278,13 @@ KTO_METRICS = ("rewards/margins", "logps/chosen", "logps/rejected", "kl")
 
 
 def write_preference_run(
-    folder: Path, *, results: Results, base: Results | None = None, loss: str = "dpo", **manifest: Any
+    folder: Path,
+    *,
+    results: Results,
+    base: Results | None = None,
+    loss: str = "dpo",
+    config: Mapping[str, Any] | None = None,
+    **manifest: Any,
 ) -> Path:
     """Write the directory of a run of the trainer preference with this loss, or of the trainer kto.
 
@@ -273,15 +293,17 @@ def write_preference_run(
         results: Results of the test rows.
         base: Those of the base model.
         loss: dpo, orpo, simpo or kto.
+        config: Further keys of the configuration.
         manifest: Further entries of the manifest.
     """
     is_kto = loss == "kto"
     names = KTO_METRICS if is_kto else PAIR_METRICS
     output = {"name": "reply"} | ({"type": "text", "label": "good"} if is_kto else {"type": "preference"})
-    config = {
+    settings = {
         "base_model": "org/model",
         "output_features": [output],
         "trainer": {"type": "kto"} if is_kto else {"type": "preference", "loss": {"type": loss}},
+        **(config or {}),
     }
     evaluations = [
         {"step": step, "split": "validation", "loss": 0.6} | dict.fromkeys(names, 1 - 3 / step)
@@ -289,6 +311,6 @@ def write_preference_run(
     ]
     entries = {"evaluations": evaluations} | manifest
     kind = {"reply": str(output["type"])}
-    run = write_run(folder, outputs=kind, results=results, base=base, config=config, **entries)
+    run = write_run(folder, outputs=kind, results=results, base=base, config=settings, **entries)
     (run / "log.jsonl").write_text(preference_log(40, names=names), encoding="utf8")
     return run

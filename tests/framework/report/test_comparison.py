@@ -187,6 +187,26 @@ def test_unreadable_answers_do_not_differ_from_missing_ones(evaluated: Evaluated
     assert pair.num_disagreements == 0
 
 
+@pytest.mark.parametrize("unanswered", [5, 2], ids=["no row", "some rows"])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_rows_without_a_generated_answer_in_one_run_do_not_differ(
+    swapped: bool, unanswered: int, evaluated: Evaluated
+) -> None:
+    rows = [
+        replace(row, answer=None, outputs={}) if index < unanswered else row
+        for index, row in enumerate(teams("-" * 5, loss=1.0, tokens=1))
+    ]
+    runs = [evaluated("a", teams("+" * 5, loss=1.0, tokens=1)), evaluated("b", rows)]
+    (pair,) = compare_runs(runs[::-1] if swapped else runs).pairs
+    assert pair.num_disagreements == 5 - unanswered
+
+
+def test_an_answer_differs_from_an_error(evaluated: Evaluated) -> None:
+    errors = [replace(row, answer=None) for row in teams("?" * 3)]
+    (pair,) = compare_runs([evaluated("a", teams("+" * 3)), evaluated("b", errors)]).pairs
+    assert {one.better for one in pair.disagreements} == {"a"}
+
+
 def test_rows_in_which_runs_differ_alternate_between_those_that_either_run_has_right(evaluated: Evaluated) -> None:
     a = evaluated("a", teams("+" * 10 + "-" * 10 + "?" * 5))
     b = evaluated("b", teams("-" * 10 + "+" * 10 + "-" * 5))

@@ -18,6 +18,7 @@ from .made_runs import (
     pair,
     preference_log,
     rows_of,
+    scores,
     write_preference_run,
     write_run,
 )
@@ -280,6 +281,7 @@ def test_runs_on_preferences_are_compared_pair_by_pair(tmp_path: Path) -> None:
 
 
 REWARDS = "rewards/chosen, rewards/rejected, rewards/margins"
+OTHER_REFERENCE = "each is relative to the model before its training, and these models differ"
 
 
 @pytest.mark.parametrize(
@@ -298,8 +300,8 @@ REWARDS = "rewards/chosen, rewards/rejected, rewards/margins"
             "dpo",
             {"base_model": "org/other"},
             (
-                f"{REWARDS}, rewards/accuracies, chosen_falls of second are not compared with those of first: they are "
-                "relative to different models"
+                f"{REWARDS}, rewards/accuracies, chosen_falls of second are not compared with those of first: "
+                f"{OTHER_REFERENCE}"
             ),
         ),
         (
@@ -334,9 +336,94 @@ def test_rewards_of_different_losses_are_not_compared(
     )
     assert ("loss" in compared) == (not left_out)
     if left_out:
-        assert "the loss of second is not compared with that of first: the trainers have different losses" in (
-            comparison.notes
-        )
+        reason = OTHER_REFERENCE if OTHER_REFERENCE in left_out else "the trainers have different losses"
+        assert f"the loss of second is not compared with that of first: {reason}" in comparison.notes
+
+
+def with_reference(
+    folder: Path, reference: str | None, *, adapter: str | None = None, kept: int = 0, kind: str = "dpo"
+) -> Path:
+    """Write a run on preferences, or of self-training its directory and that of its last round.
+
+    Args:
+        folder: The run directory.
+        reference: The recorded hash of the model before training, of self-training that of the last round.
+        adapter: The adapter that was trained further.
+        kept: Number of rounds of self-training that were kept, before one that was not.
+        kind: dpo or kto.
+    """
+    manifest = {} if reference is None else {"model_before_training": reference}
+    config = {} if adapter is None else {"adapter": {"type": "lora", "pretrained_adapter_weights": adapter}}
+    rows = rows_of(40, labelled(0.8) if kind == "kto" else pair(0.8))
+    if kept:
+        write_run(folder / "rounds" / str(kept), **manifest)
+        rounds = [{"kept": True}] * kept + [{"kept": False}]
+        manifest = {"model_before_training": "before all rounds", "rounds": rounds}
+    return write_preference_run(folder, results=rows, loss=kind, config=config, **manifest)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ({"reference": "one"}, {"reference": "one"}, True),
+        ({"reference": "one"}, {"reference": "two"}, False),
+        ({"reference": "one"}, {"reference": "one", "adapter": "runs/old/model"}, True),
+        ({"reference": None}, {"reference": None}, True),
+        ({"reference": "one"}, {"reference": None, "adapter": "runs/old/model"}, False),
+        ({"reference": "one", "kept": 2}, {"reference": "one"}, True),
+        ({"reference": "one", "kept": 2}, {"reference": "before all rounds"}, False),
+    ],
+    ids=["same", "other", "same adapter", "unknown", "unknown with an adapter", "same round", "other round"],
+)
+def test_rewards_and_losses_are_compared_if_training_began_with_the_same_model(
+    first: dict[str, Any], second: dict[str, Any], same: bool, kind: str, tmp_path: Path
+) -> None:
+    runs = [with_reference(tmp_path / "a", **first, kind=kind), with_reference(tmp_path / "b", **second, kind=kind)]
+
+    comparison = compare_runs(runs)
+
+    compared = {one.metric for one in comparison.pairs[0].metrics}
+    relative = {"loss", *REWARDS.split(", "), *(() if kind == "kto" else ("rewards/accuracies",))}
+    assert relative & compared == (relative if same else set())
+    assert {"logps/chosen", "logps/rejected", "reply.exact_match"} <= compared
+    reasons = [note for note in comparison.notes if note.endswith(OTHER_REFERENCE)]
+    assert len(reasons) == (0 if same else 2)
+
+
+def test_models_before_training_that_differ_are_settings(tmp_path: Path) -> None:
+    runs = [with_reference(tmp_path / "a", "one"), with_reference(tmp_path / "b", "two", kept=1)]
+    assert (compare_runs(runs).settings or {})["model before training (fingerprint)"] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("center", "left_out"),
+    [(0.0, []), (0.01, ["the loss of second is not compared with that of first: the trainers have different losses"])],
+)
+def test_the_levels_of_scores_of_reward_models_are_not_compared(
+    center: float, left_out: list[str], tmp_path: Path
+) -> None:
+    runs = []
+    for name, value in (("first", 0.0), ("second", center)):
+        config = {
+            "base_model": f"org/{name}",
+            "output_features": [{"name": "reply", "type": "preference", "head": "linear"}],
+            "trainer": {"type": "reward", "center": value},
+        }
+        outputs = {"reply": "preference"}
+        runs.append(write_run(tmp_path / name, outputs=outputs, results=rows_of(40, scores(0.8)), config=config))
+
+    comparison = compare_runs(runs)
+
+    compared = {one.metric for one in comparison.pairs[0].metrics}
+    assert compared == {"rewards/accuracies", "rewards/margins", *(() if left_out else ("loss",))}
+    assert [note for note in comparison.notes if "compared" in note] == [
+        *left_out,
+        (
+            "rewards/chosen, rewards/rejected of second are not compared with those of first: only differences of the "
+            "scores of a reward model have a meaning"
+        ),
+    ]
 
 
 def test_runs_on_labelled_answers_are_compared_on_the_good_ones(tmp_path: Path) -> None:

@@ -191,7 +191,8 @@ def test_without_the_model_before_training_a_loss_is_missing_and_recorded_reward
     assert len(more) == (how != "gone" and "adapter" in how)
     assert all("has other weights than the base model that the adapter" in one for one in more)
     assert message == (
-        "the metrics have no loss and no rewards: both compare with the model before training, which cannot be loaded: "
+        "the metrics have no loss, no rewards, no logps/chosen and no logps/rejected: they are computed together with "
+        "the model before training, which cannot be loaded: "
         + (reason if how == "gone" else f"{start} has changed since training began")
     )
     assert (tmp_path / "run" / "evaluations" / "test.jsonl").read_bytes() == rows

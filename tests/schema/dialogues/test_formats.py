@@ -133,6 +133,72 @@ def test_alpaca_puts_the_input_after_the_instruction() -> None:
     assert read(row) == [("system", "Be brief."), ("user", "Add.\n1 and 2"), ("assistant", "3")]
 
 
+@pytest.mark.parametrize(("form", "row"), [*FORMS, ("chatml", {"messages": CHATML})])
+def test_the_column_system_is_the_system_message_in_every_format(form: str, row: dict[str, Any]) -> None:
+    for name in ("auto", form):
+        assert read(row | {"system": "Be brief."}, name) == [("system", "Be brief."), *EXPECTED]
+    for empty in (None, "", " ", float("nan"), []):
+        assert read(row | {"system": empty}) == EXPECTED
+    renamed = read_dialogue(row | {"instructions": "s"}, column="messages", columns={"system": "instructions"})
+    assert renamed["messages"][0] == {"role": "system", "content": "s"}
+    ignored = read_dialogue(row | {"system": "s"}, column="messages", ignored=["system"])
+    assert [message["content"] for message in ignored["messages"]] == TEXTS
+
+
+def test_a_column_system_that_is_an_output_is_no_message() -> None:
+    row = {"prompt": "Which one?", "system": "heating"}
+    messages = read_dialogue(row, column="messages", outputs=["system"])["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"]
+    assert messages[1]["outputs"] == {"system": "heating"}
+
+
+USER, REPLY = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def test_a_system_message_may_be_in_the_column_and_in_the_messages() -> None:
+    said = [("system", "Be brief."), ("user", "Q"), ("assistant", "A")]
+    for row in (
+        {"messages": [SYSTEM, USER, REPLY]},
+        {"messages": [{"role": "developer", "content": "Be brief."}, USER, REPLY]},
+        {"prompt": "Q", "completion": [SYSTEM, USER, REPLY]},
+        {"prompt": [USER], "chosen": [SYSTEM, USER, REPLY]},
+    ):
+        assert read(row | {"system": "Be brief."}) == said
+        assert read(row) == said
+
+
+WAY_OUT = "data.dialogue: {ignore_keys: [system]} to leave that out of all rows"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {"messages": [SYSTEM, USER, REPLY], "system": "Be kind."},
+            (
+                "column system is 'Be kind.', and the messages have the system message 'Be brief.'; write one of them, "
+                f"or {WAY_OUT}"
+            ),
+        ),
+        ({"messages": [USER, REPLY], "system": 3}, f"column system is not text; write a text, or {WAY_OUT}"),
+        (
+            segments((False, "a"), (True, "b")) | {"system": "Be kind."},
+            (
+                "column system has no place next to segments, which are the whole text; write it as the first segment, "
+                f"or {WAY_OUT}"
+            ),
+        ),
+    ],
+    ids=["another", "number", "segments"],
+)
+def test_a_column_system_that_cannot_be_read_is_refused_or_ignored(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(FormatError) as refused:
+        read(row)
+    assert str(refused.value) == reason
+    assert read_dialogue(row, column="messages", ignored=["system"])["messages"]
+
+
 def test_ignored_columns_of_alpaca_are_not_read() -> None:
     row = {"instruction": "Add.", "input": "?", "output": "3", "system": "s", "history": [["a", "b"]]}
     found = read_dialogue(row, column="messages", ignored=["input", "system", "history"])
@@ -340,9 +406,6 @@ def test_reasons_include_the_column_and_the_message() -> None:
 def test_prompts_and_answers_with_json_text_are_not_parsed() -> None:
     assert read({"prompt": '["a"]', "completion": "[1, 2]"}) == [("user", '["a"]'), ("assistant", "[1, 2]")]
     assert read({"episode": [{"text": "[x]", "labels": '["y"]'}]}) == [("user", "[x]"), ("assistant", '["y"]')]
-
-
-USER, REPLY = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 
 
 @pytest.mark.parametrize("column", ["chosen", "completion"])

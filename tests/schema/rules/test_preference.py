@@ -1,6 +1,6 @@
 """Tests of the rules for trainers on preferences, and of their sections."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -487,3 +487,12 @@ def test_metrics_of_another_objective_cannot_select_the_checkpoint() -> None:
 )
 def test_names_of_other_libraries_are_advised(written: str, advice: str) -> None:
     assert problems_of(file(written))[0] == f"trainer.type: {advice}"
+
+
+@pytest.mark.parametrize("variant", get_args(DpoLoss.model_fields["variant"].annotation))
+def test_a_variant_is_no_type_of_a_loss(variant: str) -> None:
+    for loss, message in (
+        ({"type": variant}, f"trainer.loss.type: got {variant}; write type: dpo, and variant: {variant}"),
+        (variant, f"trainer.loss: write a mapping; got {variant}, write loss: {{type: dpo, variant: {variant}}}"),
+    ):
+        assert problems_of(file({"type": "preference", "loss": loss})) == [message]

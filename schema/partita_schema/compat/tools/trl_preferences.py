@@ -5,16 +5,14 @@ A file does not name its trainer, so the keys decide, and then the columns of a 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from partita_schema.compat.tools.conversion import By, Conversion, Missing, Table, To, Unneeded
 from partita_schema.compat.tools.rows import RowFormat, text_prompt
 from partita_schema.compat.tools.training_arguments import convert_simpo
 from partita_schema.compat.tools.training_arguments_keys import CACHE, KERNELS, NO_REFERENCE
-from partita_schema.sections.objectives import DpoLoss
+from partita_schema.sections.objectives import DPO_VARIANTS
 
-VARIANTS = get_args(DpoLoss.model_fields["variant"].annotation)
-"""Values of `loss_type` of DPOConfig that are variants here."""
 OTHER_VARIANTS = ("exo_pair", "aot", "aot_pair", "aot_unpaired", "discopop", "sft")
 """Values of `loss_type` of DPOConfig that are not."""
 PROMPT_LENGTH = Missing(
@@ -80,7 +78,7 @@ def method_of(conversion: Conversion, row: Mapping[str, Any] | None) -> str:
         return "kto"
     if any(key in conversion.left for key in OWN_OF_CPO) or losses == ["simpo"]:
         return "simpo"
-    if losses and set(losses) <= {*VARIANTS, *OTHER_VARIANTS}:
+    if losses and set(losses) <= {*DPO_VARIANTS, *OTHER_VARIANTS}:
         return "dpo"
     if losses:
         return ""
@@ -137,7 +135,7 @@ def convert_dpo(conversion: Conversion) -> None:
     conversion.put("trainer.loss.type", "dpo")
     losses, weights = losses_of(conversion), conversion.get("loss_weights")
     variants = [loss for loss in losses if loss != "sft"]
-    if len(variants) == 1 and variants[0] in VARIANTS:
+    if len(variants) == 1 and variants[0] in DPO_VARIANTS:
         conversion.move("loss_type", "trainer.loss.variant", variants[0])
         if len(losses) == 2:
             weight = dict(zip(losses, weights, strict=False)) if isinstance(weights, list) else {}

@@ -309,6 +309,7 @@ def said(text: str, **keys: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **keys}
 
 
+SYSTEM = {"role": "system", "content": "s"}
 EARLIER = [user("hi"), said("hello"), user("why?")]
 
 
@@ -419,6 +420,13 @@ class TestDialogues:
                 {"messages": [user("hi"), said("hello")], "chosen": said("so"), "rejected": said("no")},
                 "column chosen is an answer after an answer; write a prompt that ends with a question",
             ),
+            (
+                {"system": "other", "prompt": [SYSTEM, user("hi")], "chosen": "so", "rejected": "no"},
+                (
+                    "column system is 'other', and the messages have the system message 's'; write one of them, or "
+                    "data.dialogue: {ignore_keys: [system]} to leave that out of all rows"
+                ),
+            ),
             ({"prompt": "hi", "chosen": "so"}, "column rejected is missing or empty"),
             ({"prompt": "hi", "chosen": "so", "rejected": ""}, "column rejected is missing or empty"),
             (
@@ -436,6 +444,39 @@ class TestDialogues:
     )
     def test_dialogues_that_cannot_be_compared_are_refused(self, row: dict[str, Any], reason: str) -> None:
         assert encoded(config_of(inputs=DIALOGUE), row) == f"column messages: {reason}"
+
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {"prompt": "why?", "chosen": "so", "rejected": "no"},
+            {"prompt": [user("why?")], "chosen": [said("so")], "rejected": [said("no")]},
+            {"messages": [user("why?")], "chosen": "so", "rejected": "no"},
+            {"chosen": [user("why?"), said("so")], "rejected": [user("why?"), said("no")]},
+            {"conversations": [{"from": "human", "value": "why?"}], "chosen": "so", "rejected": "no"},
+            {"instruction": "why?", "chosen": "so", "rejected": "no"},
+            {"instruction": "why?", "chosen": [user("why?"), said("so")], "rejected": "no"},
+            {"prompt": "why?", "chosen": [SYSTEM, user("why?"), said("so")], "rejected": "no"},
+        ],
+        ids=["texts", "messages", "list", "whole", "sharegpt", "alpaca", "whole and text", "repeated"],
+    )
+    def test_the_column_system_is_the_system_message(self, row: dict[str, Any]) -> None:
+        columns = {"dialogue": {"columns": {"prompt": "question"}}}
+        renamed = {"question" if name == "prompt" else name: value for name, value in row.items()}
+        for config, written in (
+            (config_of(inputs=DIALOGUE), row),
+            (config_of(inputs=DIALOGUE, data=columns), renamed),
+            (config_of(PAIR | {"head": "linear"}, inputs=DIALOGUE, trainer={"type": "reward"}), row),
+        ):
+            example = pair_of(config, written | {"system": "s"})
+            assert [TOKENIZER.decode(ids) for ids in branches(example)] == ["s\nwhy?\nso</s>", "s\nwhy?\nno</s>"]
+
+    def test_ignored_columns_are_no_part_of_the_prompt(self) -> None:
+        row = {"instruction": "why?", "input": "i", "system": "s", "history": [["a", "b"]], "chosen": "so"}
+        config = config_of(inputs=DIALOGUE, data={"dialogue": {"ignore_keys": ["input", "system", "history"]}})
+
+        [chosen, _] = branches(pair_of(config, row | {"rejected": "no"}))
+
+        assert TOKENIZER.decode(chosen) == "why?\nso</s>"
 
     def test_prediction_reads_the_dialogue_up_to_the_answers(self) -> None:
         config = config_of(inputs=DIALOGUE)
