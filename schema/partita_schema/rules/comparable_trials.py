@@ -1,11 +1,12 @@
 """Whether the values of a metric mean the same in all trials of a sweep, as `partita compare` asks of two runs."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from partita_schema.base import Refusal
 from partita_schema.metrics import full_name, metrics_without_output
 from partita_schema.sections.config_sections import ConfigSections
+from partita_schema.sections.data import FixedSplit
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.objectives import OBJECTIVE_METRICS
 from partita_schema.sections.outputs import checkpoint_metrics
@@ -58,6 +59,10 @@ def why_incomparable(config: ConfigSections) -> str | None:
     key = changing_parameter(config, metric)
     if key is not None:
         return f"{key} changes what {metric} measures, so trials with other values of it cannot be compared by {metric}"
+    parameters = config.sweep.parameters if config.sweep is not None else {}
+    key = varied_key(parameters, keys_of_validation_rows(config))
+    if key is not None:
+        return f"{key} changes the validation rows, so trials with other values of it are compared on other rows"
     models = values_of(config.sweep.parameters.get("base_model")) if config.sweep is not None else None
     if len(set(map(str, models or ()))) > 1 and set(TOKENS) & set(defining_keys(config, metric)):
         return (
@@ -69,8 +74,15 @@ def why_incomparable(config: ConfigSections) -> str | None:
 def changing_parameter(config: ConfigSections, metric: str) -> str | None:
     """Return the first parameter of the sweep that changes what a metric measures; None without one."""
     parameters = config.sweep.parameters if config.sweep is not None else {}
-    keys = defining_keys(config, metric)
-    return next((key for key, space in parameters.items() if any(varies(key, space, one) for one in keys)), None)
+    return varied_key(parameters, defining_keys(config, metric))
+
+
+def keys_of_validation_rows(config: ConfigSections) -> tuple[str, ...]:
+    """Return the keys that decide which rows are validation rows."""
+    if config.data.validation is not None:
+        return ("data.validation",)
+    seed = () if isinstance(config.data.split, FixedSplit) else ("seed",)
+    return ("data.source", "data.mix", "data.split", "preprocessing.sample_ratio", "preprocessing.sample_size", *seed)
 
 
 def defining_keys(config: ConfigSections, metric: str) -> tuple[str, ...]:
@@ -102,6 +114,12 @@ def writes_no_text(config: ConfigSections) -> bool:
     """Return whether the model predicts values and writes no text, so that the loss has no tokens."""
     is_bag = isinstance(config.base_model, EmbeddingBagModel)
     return is_bag or config.is_new_encoder or not config.has_answer_texts
+
+
+def varied_key(parameters: Mapping[str, object], defining: Iterable[str]) -> str | None:
+    """Return the first parameter whose values differ in one of these keys; None without one."""
+    keys = tuple(defining)
+    return next((key for key, space in parameters.items() if any(varies(key, space, one) for one in keys)), None)
 
 
 def varies(key: str, space: object, defining: str) -> bool:

@@ -136,6 +136,30 @@ def test_a_metric_that_the_file_names_is_a_warning() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("data", "parameters", "key"),
+    [
+        (
+            {"split": {"type": "random"}},
+            {"data.split.probabilities": [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25]]},
+            "data.split.probabilities",
+        ),
+        ({}, {"data.source": ["one.csv", "other.csv"]}, "data.source"),
+        ({}, {"seed": [1, 2]}, "seed"),
+        ({}, {"preprocessing.sample_ratio": [0.5, 1.0]}, "preprocessing.sample_ratio"),
+        ({"validation": "rows.csv"}, {"seed": [1, 2], "data.source": ["one.csv", "other.csv"]}, None),
+        ({"split": {"type": "fixed", "column": "part"}}, {"seed": [1, 2]}, None),
+    ],
+)
+def test_other_validation_rows_are_a_warning(data: Any, parameters: dict[str, Any], key: str | None) -> None:
+    config = load_config(sweeping(LABELS | {"data": {"source": "one.csv"} | data}, parameters)).config
+    assert why_incomparable(config) == (
+        None
+        if key is None
+        else f"{key} changes the validation rows, so trials with other values of it are compared on other rows"
+    )
+
+
 def test_base_models_with_other_tokenizers_are_a_warning_because_the_file_does_not_say_whether_they_differ() -> None:
     parameters = {"base_model": ["one/model", "other/model"]}
     config = load_config(sweeping(LABELS | {"base_model": "one/model"}, parameters)).config
