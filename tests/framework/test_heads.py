@@ -1,6 +1,7 @@
 """Tests of runs whose output a head predicts: answers and files are those of transformers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import BertConfig
 
 from partita import Model
 from partita.data import DataLoader
 from partita.data.preview import preview
+from partita.lm.heads.base import ClassificationHead, fit_labels, has_other_labels
 from partita.training.plan import plan_of_file
 from partita_schema.errors import ConfigError, ModelError, PartitaError
 from partita_schema.load import load_config
@@ -276,6 +279,48 @@ def test_a_model_without_a_head_needs_training(tmp_path: Path) -> None:
         f"base_model: {folder} has no head, and a new one has random weights; write trainer: {{type: finetune}}, or "
         "name a model that was trained as a classifier"
     )
+
+
+@pytest.mark.parametrize("labels", [range(12), [*range(5), 11]])
+def test_numbers_of_classes_name_the_outputs_of_a_model_with_default_names(labels: Sequence[int]) -> None:
+    described = BertConfig(num_labels=12, architectures=["BertForSequenceClassification"])
+    head = ClassificationHead(tuple(sorted(map(str, labels))))
+    fitted = fit_labels(head, described, source="a/b", listed=False, may_be_new=False)
+    assert fitted.labels == tuple(map(str, range(12)))
+    assert not has_other_labels(fitted, described, listed=False)
+
+
+def test_labels_of_the_data_do_not_name_the_outputs_of_a_model_with_default_names() -> None:
+    described = BertConfig(num_labels=3, architectures=["BertForSequenceClassification"])
+    head = ClassificationHead(LABELS)
+    with pytest.raises(ModelError) as error:
+        fit_labels(head, described, source="a/b", listed=False, may_be_new=False)
+    assert str(error.value) == (
+        "base_model: a/b has a head for LABEL_0, LABEL_1, LABEL_2, and the labels are blue, green, red; list them in "
+        "decoder.labels, in the order of the model, or train a new head"
+    )
+    assert fit_labels(head, described, source="a/b", listed=False, may_be_new=True).labels == LABELS
+    assert has_other_labels(head, described, listed=False)
+    assert fit_labels(head, described, source="a/b", listed=True, may_be_new=False).labels == LABELS
+    assert not has_other_labels(head, described, listed=True)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama"])
+def test_training_replaces_a_head_for_as_many_other_labels(
+    place: Path, architecture: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_classifier(place / "model", architecture)
+    labelled(folder, ["a", "b", "c"])
+    trainer = {"type": "finetune", "max_steps": 1, "learning_rate": 1e-9, "batch_size": 4}
+    Model(settings(architecture, base_model=str(folder), trainer=trainer), quiet=True).train(run=place / "run")
+    before, after = (load_file(path / "model.safetensors") for path in (folder, place / "run" / "model"))
+    [name] = [name for name, weight in before.items() if weight.shape == (3, 32)]
+    assert not torch.allclose(before[name], after[name], atol=1e-3)
+    warning = (
+        f"base_model: {folder} has a head for a, b, c, and the labels are blue, green, red: training starts with a new "
+        "head; list the labels of the model, in its order, in decoder.labels to keep its head"
+    )
+    assert caplog.messages.count(warning) == 1
 
 
 def test_training_replaces_a_head_for_other_labels(place: Path) -> None:

@@ -20,7 +20,7 @@ from partita.lm.base import GenerationRequest
 from partita.lm.batch_prompts import BatchPrompts
 from partita.lm.context_length import context_length, described_answer_context, read_config
 from partita.lm.grammar import Grammar
-from partita.lm.heads.base import Head, fit_labels
+from partita.lm.heads.base import Head, fit_labels, lists_labels, other_labels, saved_labels
 from partita.lm.loss import AnswerPositions
 from partita.lm.products.fast_linear import choose_products
 from partita_schema.config import Config
@@ -97,10 +97,19 @@ class LoadedModel:
             return True
         try:
             described = read_config(self.config, self.source)
-            fit_labels(self.head, described, source=self.source, listed=True, may_be_new=False)
+            listed = lists_labels(self.config)
+            fit_labels(self.head, described, source=self.source, listed=listed, may_be_new=False)
         except ModelError:
             return True
         return False
+
+    @property
+    def replaced_head(self) -> str | None:
+        """That the checkpoint has a head for other labels, which is not used; None if it has none, or it is used."""
+        if not self.has_new_head or self.head is None or self.source is None:
+            return None
+        saved = saved_labels(self.head, read_config(self.config, self.source))
+        return None if saved is None else other_labels(self.head, saved, source=self.source)
 
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:

@@ -13,10 +13,20 @@ import torch
 from partita.lm.architectures import check_loaded, check_numbers, check_pickles, check_tokens, nothing, scratch_config
 from partita.lm.context_length import read_config, scale_positions
 from partita.lm.devices import seeded
-from partita.lm.heads.base import Head, fit_labels, head_modules, is_of_head, is_of_pooler
+from partita.lm.heads.base import (
+    Head,
+    fit_labels,
+    has_other_labels,
+    head_modules,
+    is_of_head,
+    is_of_pooler,
+    lists_labels,
+    output_layers,
+)
 from partita.lm.kinds import class_of_kind, model_kind
 from partita.lm.number_formats import faster_dtype
 from partita.lm.precision import bitsandbytes_config
+from partita.lm.transformers_internals import initialize_again
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
@@ -72,8 +82,12 @@ class BaseLoader:
         with loading(source, part="weights"), quiet_progress():
             described = self._checked_config(source)
             head = self._fitted_head(described, source=source)
+            is_replaced = head is not None and has_other_labels(head, described, listed=self._lists_labels)
             auto_class = model_class(head, described, tokenizer=self.tokenizer)
             model, loading_info = self._from_pretrained(auto_class, described, source=source)
+            if head is not None and is_replaced:
+                with seeded(self.config.seed, device=torch.device("cpu")):
+                    initialize_again(model, output_layers(model, size=head.size))
             check_loaded(loading_info, source=source, may_lack=self._may_lack(model))
             if getattr(model, "generation_config", None) is not None:
                 check_tokens(model.generation_config, source=source, file="generation_config.json")
@@ -108,8 +122,12 @@ class BaseLoader:
         """Return the head with the labels in the order of the checkpoint."""
         if self.head is None:
             return None
-        listed = self.config.head_output is not None and self.config.head_output.labels is not None
-        return fit_labels(self.head, described, source=source, listed=listed, may_be_new=self._may_add_head)
+        return fit_labels(self.head, described, source=source, listed=self._lists_labels, may_be_new=self._may_add_head)
+
+    @property
+    def _lists_labels(self) -> bool:
+        """Whether the file lists the labels of the head."""
+        return lists_labels(self.config)
 
     def _from_pretrained(
         self, auto_class: Any, described: "PretrainedConfig", *, source: str

@@ -4,7 +4,7 @@ Checked with transformers 5.23. If an attribute disappears, tests/framework/lm/t
 to change.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
@@ -14,6 +14,7 @@ from partita_trainers.base import Batch
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 TemplateCompiler = Callable[[str], Any]
@@ -194,3 +195,14 @@ def with_known_padding(can_ignore: Callable[..., bool]) -> Callable[..., bool]:
         return can_ignore(padding_mask if padded is None else None, *args, **kwargs)
 
     return can_ignore_mask
+
+
+def initialize_again(model: Any, layers: "Iterable[nn.Module]") -> None:
+    """Give layers of a model new random weights, as transformers initializes them: `PreTrainedModel._init_weights`.
+
+    It skips weights that were loaded, which are marked by `_is_hf_initialized`.
+    """
+    for layer in layers:
+        for parameter in layer.parameters():
+            vars(parameter).pop("_is_hf_initialized", None)
+        model._init_weights(layer)

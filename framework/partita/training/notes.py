@@ -67,6 +67,17 @@ def warn_of_single_labels(config: Config, labels: Mapping[str, Sequence[str]]) -
             )
 
 
+def warn_of_replaced_head(pipeline: Pipeline) -> None:
+    """Warn if the base model has a head for other labels, which training replaces."""
+    reason = pipeline.lm.replaced_head if isinstance(pipeline.lm, LoadedModel) else None
+    if reason is not None:
+        logger.warning(
+            "base_model: %s: training starts with a new head; list the labels of the model, in its order, in "
+            "decoder.labels to keep its head",
+            reason,
+        )
+
+
 def note_missing_validation(config: Config) -> None:
     """Log what a run without validation rows cannot do: a warning for keys that have no effect."""
     trainer = config.trainer

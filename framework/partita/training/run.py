@@ -33,6 +33,7 @@ from partita.training.notes import (
     note_work,
     record_data,
     recorded_sizes,
+    warn_of_replaced_head,
     warn_of_replaced_mix,
     warn_of_single_labels,
 )
@@ -164,6 +165,8 @@ def prepare_run(
     if process_group.rank == 0:
         warn_of_replaced_mix(config, data)
         warn_of_single_labels(config, pipeline.labels)
+        if not directory.has_checkpoints:
+            warn_of_replaced_head(pipeline)
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
     if process_group.rank == 0 and VALIDATION not in datasets.eval_datasets:
         note_missing_validation(config)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from partita.lm.base import Generated
+from partita_schema.config import Config
 from partita_schema.errors import ModelError, shortened
 from partita_trainers.base import Batch
 from partita_trainers.device_copies import to_device
@@ -191,6 +193,9 @@ class RegressionHead(Head):
 def fit_labels(head: Head, described: "PretrainedConfig", *, source: str, listed: bool, may_be_new: bool) -> Head:
     """Return the head with its labels in the order of a checkpoint that has a head for the same labels.
 
+    Default names (LABEL_0, LABEL_1) are replaced by listed labels, in their order, and by labels of the data if these
+    are numbers of classes. Other labels of the data do not say which output is theirs.
+
     Args:
         head: The head, with the labels of the file or of the data.
         described: The checkpoint's transformers config.
@@ -212,19 +217,60 @@ def fit_labels(head: Head, described: "PretrainedConfig", *, source: str, listed
                 f"{trainer}}}, or name a model that was trained as a {kind}"
             )
         return head
+    has_default_names = all(name == f"LABEL_{index}" for index, name in enumerate(saved))
     if isinstance(head, RegressionHead):
         same = len(saved) == 1
+    elif has_default_names and head.labels and not listed:
+        classes = tuple(map(str, range(len(saved))))
+        if set(head.labels) <= set(classes):
+            return head.with_labels(classes)
+        same = False
     elif not head.labels or set(saved) == set(head.labels) or (not listed and set(saved) > set(head.labels)):
         return head.with_labels(saved)
-    else:  # default names such as LABEL_0: the file may name the outputs
-        same = len(saved) == len(head.labels) and all(name == f"LABEL_{index}" for index, name in enumerate(saved))
+    else:
+        same = has_default_names and len(saved) == len(head.labels)
     if not same and not may_be_new:
-        raise ModelError(
-            f"base_model: {source} has a head for {shortened(', '.join(saved), MAX_NAMES)}, and the labels are "
-            f"{shortened(', '.join(head.labels) or 'a number', MAX_NAMES)}; write those of the model, or train a new "
-            "head"
-        )
+        advice = "write those of the model"
+        if has_default_names:
+            advice = "list them in decoder.labels, in the order of the model"
+        raise ModelError(f"base_model: {other_labels(head, saved, source=source)}; {advice}, or train a new head")
     return head
+
+
+def other_labels(head: Head, saved: Sequence[str], *, source: str) -> str:
+    """Return that a checkpoint has a head for other labels.
+
+    Args:
+        head: The wanted head.
+        saved: The labels of the checkpoint.
+        source: Folder or Hub id of the checkpoint.
+    """
+    wanted = (
+        f"the labels are {shortened(', '.join(head.labels), MAX_NAMES)}" if head.labels else "the output is a number"
+    )
+    return f"{source} has a head for {shortened(', '.join(saved), MAX_NAMES)}, and {wanted}"
+
+
+def has_other_labels(head: Head, described: "PretrainedConfig", *, listed: bool) -> bool:
+    """Return whether a checkpoint has a head for other labels, which training replaces.
+
+    Args:
+        head: The head, as `fit_labels` returns it.
+        described: The checkpoint's transformers config.
+        listed: Whether the file lists the labels.
+    """
+    if head.is_bare or saved_labels(head, described) is None:
+        return False
+    try:
+        fit_labels(head, described, source="", listed=listed, may_be_new=False)
+    except ModelError:
+        return True
+    return False
+
+
+def lists_labels(config: Config) -> bool:
+    """Return whether a file lists the labels of its head."""
+    return config.head_output is not None and config.head_output.labels is not None
 
 
 def saved_labels(head: Head, described: "PretrainedConfig") -> tuple[str, ...] | None:
@@ -255,6 +301,13 @@ def head_modules(model: Any) -> list[str]:
     own += ["pooler"] if getattr(base, "pooler", None) is not None else []
     with_weights = {name.split(".")[0] for name, _ in model.named_parameters()}
     return [name for name in own if name in with_weights or name == "pooler"]
+
+
+def output_layers(model: Any, *, size: int) -> list[nn.Module]:
+    """Return the linear layers of a model's head that have `size` outputs, such as `classifier` or its `out_proj`."""
+    heads = [model.get_submodule(name) for name in head_modules(model) if name != "pooler"]
+    layers = [layer for head in heads for layer in head.modules()]
+    return [layer for layer in layers if isinstance(layer, nn.Linear) and layer.out_features == size]
 
 
 def check_numbers(scores: Sequence[float]) -> None:
