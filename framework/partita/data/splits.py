@@ -302,7 +302,7 @@ def hash_share(value: str, seed: int) -> float:
 
 
 def stratified_splits(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
-    """Assign rows so that each label, and the whole, has its shares to within one row.
+    """Assign rows so that each label has its share of rows for training to within one, and its other shares within two.
 
     Rows are sorted by label, in random order by seed within a label, and every 1/share-th row is selected.
     """
