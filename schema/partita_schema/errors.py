@@ -179,7 +179,7 @@ class TrainingError(JobError):
     """Training cannot continue."""
 
     def __init__(self, reason: str, advice: str = "") -> None:
-        """Set what happened, and how the run is continued afterwards, if that is not obvious."""
+        """Store what happened, and advice on how to continue the run; empty if there is none."""
         super().__init__(*filter(None, (reason, advice)))
         self.reason, self.advice = reason, advice
 

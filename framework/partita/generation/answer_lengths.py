@@ -8,7 +8,7 @@ from partita.outputs.registry import output_types
 from partita_schema.config import Config
 
 DEFAULT_NEW_TOKENS = 256
-"""Tokens of an answer of which nothing limits the length."""
+"""Limit of an answer for which neither the file nor the output type sets one."""
 
 
 def default_new_tokens(

@@ -105,7 +105,7 @@ class LoadedModel:
 
     @property
     def replaced_head(self) -> str | None:
-        """That the checkpoint has a head for other labels, which is not used; None if it has none, or it is used."""
+        """The sentence that the head of the checkpoint is not used, because its labels differ; None otherwise."""
         if not self.has_new_head or self.head is None or self.source is None:
             return None
         saved = saved_labels(self.head, read_config(self.config, self.source))

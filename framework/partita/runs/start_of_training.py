@@ -1,4 +1,4 @@
-"""What a run has recorded of the model that its training began with."""
+"""What a run recorded about the model before its training."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ def round_folder(run: Path, number: int) -> Path:
 
 
 def manifest_of_training(run: Path, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the manifest of the training that made the weights of a run, which of self-training is its last round.
+    """Return the manifest of the training that made the weights of a run; with self-training, of the last kept round.
 
     Args:
         run: The run directory.

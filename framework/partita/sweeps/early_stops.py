@@ -1,8 +1,8 @@
-"""Whether a trial is stopped early: its last evaluation, compared with earlier trials at the same share of their steps.
+"""Decides whether a trial is stopped early, by comparing it with earlier trials at the same share of their steps.
 
-Trials are evaluated at other shares if they have other numbers of steps or epochs, and Optuna's pruners compare values
-of the same step only. So each decision is a study of its own: of every other trial, the pruner gets the last value at
-or before the share of this evaluation, never a later one.
+Optuna's pruners compare only values of the same step number. But trials with different numbers of steps or epochs are
+evaluated at different shares of their run. Therefore each decision creates a new Optuna study: it holds one value per
+earlier trial, which is its last value at or before the share of the current evaluation.
 """
 
 import math
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 Direction = Literal["minimize", "maximize"]
 UNITS = 1000
-"""Shares are compared in thousandths, in which 1/3 of the steps is the same for any number of steps."""
+"""Shares are rounded to thousandths, so that a third of the steps is the same share for any number of steps."""
 STEP = 1
-"""The step of a study that all its values have."""
+"""Step number of all values in the study of a decision."""
 STUDY = "sweep"
-"""Name that decides, with the number of a trial, its first decision in hyperband."""
+"""Part of the hash from which hyperband chooses the bracket of a trial, as the study name is in Optuna."""
 
 
 def is_stopped(
@@ -45,18 +45,18 @@ def is_stopped(
         best = (min if direction == "minimize" else max)(one.value for one in curve)
         others = [trial for trial in known if trial.result is not None and trial.result.state == "done"]
         may_stop = units_of(last) >= round(pruner.min_share * UNITS)
-        return may_stop and asked(median_of(pruner), best, list(values_at(last, others)), direction=direction)
+        return may_stop and pruner_stops(median_of(pruner), best, list(values_at(last, others)), direction=direction)
     rungs = list(rungs_of(pruner, number))
     passed = [sum(rung <= units_of(one) for rung in rungs) for one in curve]
     if not passed[-1] or passed[-1] in passed[:-1]:
         return False
     rung = rungs[passed[-1] - 1]
     others = [trial for trial in known if has_reached(trial, rung) and rungs[0] == next(rungs_of(pruner, trial.number))]
-    return asked(halving_of(pruner), last.value, list(values_at(last, others)), direction=direction)
+    return pruner_stops(halving_of(pruner), last.value, list(values_at(last, others)), direction=direction)
 
 
-def asked(pruner: "BasePruner", value: float, others: Sequence[float], *, direction: Direction) -> bool:
-    """Return whether a pruner of Optuna stops a trial whose value is compared with others.
+def pruner_stops(pruner: "BasePruner", value: float, others: Sequence[float], *, direction: Direction) -> bool:
+    """Return whether a pruner of Optuna stops a trial with this value, given those of other trials.
 
     Args:
         pruner: The pruner.
@@ -92,7 +92,7 @@ def halving_of(pruner: HyperbandPruner) -> "BasePruner":
 
 
 def values_at(evaluation: TrialEvaluation, trials: Sequence[Trial]) -> Iterator[float]:
-    """Yield the last value of each trial at or before the share of an evaluation, of those that have one."""
+    """Yield the last value at or before the share of an evaluation, for each trial that has one."""
     for trial in trials:
         curve = trial.result.curve if trial.result is not None else ()
         before = [one.value for one in curve if units_of(one) <= units_of(evaluation)]

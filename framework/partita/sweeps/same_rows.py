@@ -66,7 +66,7 @@ def recorded_rows(folder: Path) -> Iterator[tuple[Path, Config, Mapping[str, Any
 
 
 def manifests_of(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the run directory and the manifest of each trial that has begun, of several folds the first."""
+    """Yield run directory and manifest of each trial that has begun; in a cross-validation, those of its first fold."""
     for trial in sorted((folder / TRIALS).glob("*")):
         run = next((place for place in (trial, trial / "fold-1") if (place / "manifest.json").exists()), None)
         if run is not None:

@@ -1,4 +1,4 @@
-"""Whether the base models and adapters of a sweep are still those that its trials started from."""
+"""Checks that the weights of local base models and adapters have not changed since the trials of a sweep began."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests of base models and adapters in folders that change while a sweep goes on."""
+"""Tests of sweeps that continue after the weights in a local base model or adapter folder have changed."""
 
 import shutil
 from pathlib import Path

@@ -194,7 +194,7 @@ def fit_labels(head: Head, described: "PretrainedConfig", *, source: str, listed
     """Return the head with its labels in the order of a checkpoint that has a head for the same labels.
 
     Default names (LABEL_0, LABEL_1) are replaced by listed labels, in their order, and by labels of the data if these
-    are numbers of classes. Other labels of the data do not say which output is theirs.
+    are class indices. Other labels of the data do not say which output is theirs.
 
     Args:
         head: The head, with the labels of the file or of the data.
@@ -238,7 +238,7 @@ def fit_labels(head: Head, described: "PretrainedConfig", *, source: str, listed
 
 
 def other_labels(head: Head, saved: Sequence[str], *, source: str) -> str:
-    """Return that a checkpoint has a head for other labels.
+    """Return the sentence that a checkpoint has a head for other labels.
 
     Args:
         head: The wanted head.
@@ -252,7 +252,7 @@ def other_labels(head: Head, saved: Sequence[str], *, source: str) -> str:
 
 
 def has_other_labels(head: Head, described: "PretrainedConfig", *, listed: bool) -> bool:
-    """Return whether a checkpoint has a head for other labels, which training replaces.
+    """Return whether a checkpoint has a head for other labels than wanted; training then starts with a new one.
 
     Args:
         head: The head, as `fit_labels` returns it.

@@ -144,7 +144,7 @@ def repeat_commands(run: RunRecord) -> list[list[str]]:
 
 
 def folder_to_repeat(folder: Path) -> Path:
-    """Return a run directory for the repetition of a run: next to it, or of a trial outside of its sweep."""
+    """Return a run directory in which to train a run again: next to it, but for a trial outside of its sweep."""
     sweep = sweep_of(folder)
     if sweep is None:
         return folder.with_name(f"{folder.name}-again")
