@@ -217,7 +217,7 @@ class RowSchema(Schema):
 
     cells: tuple[Cell, ...] = ()
     reply: tuple[str, tuple[str, ...]] | None = None
-    """Names of the dialogue and of the outputs that take its first correct answer."""
+    """Names of the dialogue and of the outputs that take a correct answer to it."""
     scored: OutputFeature | None = None
     """The output whose answers are scored, one or two of a row."""
     tagged: tuple[str, OutputFeature] | None = None
@@ -275,15 +275,28 @@ class RowSchema(Schema):
     def by_name(self, data: Mapping[str, Any], **_: Any) -> dict[str, Any]:
         row = {cell.name: data[str(index)] for index, cell in enumerate(self.cells)}
         if self.reply is not None:
-            dialogue, outputs = self.reply
-            right = row[dialogue]["labels"][0]
-            row |= {name: right[name] if isinstance(right, Mapping) else right for name in outputs}
+            row |= self._values_of(row[self.reply[0]]["labels"][0])
         if isinstance(self.scored, PreferenceOutput):
             row[self.scored.name], worse = row[self.scored.name]
             row |= {} if worse is None else {self.scored.more_key(self.scored.rejected): worse}
         if self.tagged is not None:
             self.tag_words(row, *self.tagged)
         return row
+
+    def with_each_answer(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return a row that was read once for each of its correct answers, the one in the loss first."""
+        if self.reply is None or len(row[self.reply[0]]["labels"]) == 1:
+            return [row]
+        dialogue = self.reply[0]
+        return [
+            row | {dialogue: row[dialogue] | {"labels": [right]}} | self._values_of(right)
+            for right in row[dialogue]["labels"]
+        ]
+
+    def _values_of(self, right: Any) -> dict[str, Any]:
+        """Return the outputs of a correct answer to a dialogue."""
+        assert self.reply is not None
+        return {name: right[name] if isinstance(right, Mapping) else right for name in self.reply[1]}
 
     def tag_words(self, row: dict[str, Any], name: str, output: OutputFeature) -> None:
         """Replace spans of characters by tags of words. Raise ValidationError if they do not fit the words."""

@@ -9,11 +9,13 @@ import pytest
 
 from partita import Model
 from partita.data.preview import preview
+from partita.runs.row_results import evaluation_path
 from partita.tokenizers.load import read_tokenizer
 from partita_schema.errors import DataError
 from partita_trainers.file_sums import FILE as SUMS
 
 from ..json_lines import write_json_lines
+from .recorded_results import read_rows
 
 SGD = Path(__file__).parents[3] / "shared" / "data" / "sgd" / "dialogues.jsonl"
 COLOURS = ("red", "blue", "green", "white")
@@ -101,6 +103,23 @@ def test_a_chat_model_is_trained_on_all_answers_and_prompted_as_in_training(base
     again = Model.load(tmp_path / "run", quiet=True).evaluate(rows[:10])
     assert again["reply"]["n"] == 30
     assert again["model"]["loss"] < 0.5
+
+
+def test_an_answer_that_equals_any_of_the_correct_ones_is_right(base: Path, tmp_path: Path) -> None:
+    rows = [row | {"split": "train"} for row in make_dialogues(200)]
+    right = ["none", *COLOURS]
+    for row in make_dialogues(20):
+        asked, answer = row["messages"][:2]
+        rows.append({"messages": [asked, answer | {"content": "none", "labels": right}], "split": "test"})
+    config = make_config(base_model=str(base), data={"split": {"type": "fixed"}})
+    config["trainer"] |= {"epochs": 1, "max_steps": 20, "learning_rate": 0.01}
+
+    result = Model(config, quiet=True).train(rows, run=tmp_path / "run")
+
+    assert result.metrics["test"]["reply.exact_match"] == result.metrics["test"]["reply.rouge_l"] == 1
+    recorded = [row.outputs["reply"] for row in read_rows(evaluation_path(tmp_path / "run", "test", base=False))]
+    assert len(recorded) == 20
+    assert all(output.reference == output.value in COLOURS for output in recorded)
 
 
 @pytest.mark.long

@@ -56,6 +56,17 @@ class Metrics(ABC):
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
         """Add one row and return whether it is right; `value` is only meaningful if `valid`."""
 
+    def add_any(self, truths: Sequence[Any], value: Any, *, closest: int, valid: bool) -> bool:
+        """Add one row with several correct answers and return whether it is right for one of them.
+
+        Args:
+            truths: The correct answers.
+            value: The value; only meaningful if `valid`.
+            closest: Index of the correct answer that the value is compared with, if it is one only.
+            valid: Whether there is a value.
+        """
+        return self.add(truths[closest], value, valid=valid)
+
     def add_scores(self, truth: Any, scores: Mapping[str, float] | None) -> None:
         """Add the log probabilities of all labels for one row, None if it has none. Most metrics do not use them."""
         return
@@ -102,6 +113,10 @@ class OutputType(ABC, Generic[Feature]):
     def truth_of(self, row: Mapping[str, Any]) -> Any:
         """Return the reference of a row, by feature name, as `metrics` expects it."""
         return row[self.feature.name]
+
+    def closest(self, truths: Sequence[Any], value: Any) -> int:
+        """Return the index of the correct answer that a value is compared with: one that it equals, or the first."""
+        return next((index for index, truth in enumerate(truths) if self.metrics().add(truth, value, valid=True)), 0)
 
     def columns(self) -> dict[str, ColumnType]:
         """Return the columns of predictions, with their types."""

@@ -6,7 +6,7 @@ reported; `n` is the number of rows. Rows that cannot be scored, such as those w
 without storing texts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ class RowScore(NamedTuple):
     right: bool
     of_row: Mapping[str, Any] | None = None
     """See `Metrics.of_row`."""
+    closest: int = 0
+    """Which of several correct answers the value was compared with."""
 
 
 class Scorer:
@@ -58,6 +60,7 @@ class Scorer:
         *,
         answered: bool,
         scores: Mapping[str, Any] | None = None,
+        more_truths: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, RowScore]:
         """Score one row, and return the score of each output, by name.
 
@@ -66,13 +69,18 @@ class Scorer:
             decoded: The values of the answer.
             answered: Whether there is an answer.
             scores: Log probability of each label, if labels were scored; by output if answers follow one another.
+            more_truths: The row with each other correct answer, if there are several.
         """
         row = {}
         for name, metrics in self._metrics.items():
-            valid, reference = name not in decoded.errors, self._outputs[name].truth_of(truth)
+            output, value, valid = self._outputs[name], decoded.values[name], name not in decoded.errors
+            references, closest = [output.truth_of(one) for one in (truth, *more_truths)], 0
+            if len(references) > 1 and valid:
+                closest = output.closest(references, value)
             self._counts[name].add(answered=answered, valid=valid)
-            row[name] = RowScore(metrics.add(reference, decoded.values[name], valid=valid), metrics.of_row)
-            metrics.add_scores(reference, scores_of(name, scores, in_sequence=self._in_sequence))
+            right = metrics.add_any(references, value, closest=closest, valid=valid)
+            row[name] = RowScore(right, metrics.of_row, closest)
+            metrics.add_scores(references[closest], scores_of(name, scores, in_sequence=self._in_sequence))
         self._rows += 1
         self._all_right += all(score.right for score in row.values())
         return row

@@ -32,6 +32,15 @@ class TextType(OutputType[TextOutput]):
     def metrics(self) -> "TextMetrics":
         return TextMetrics()
 
+    def closest(self, truths: Sequence[Any], value: Any) -> int:
+        """Return the index of the correct answer that the text equals, or has the highest ROUGE-L with."""
+        text, words = str(value).strip(), words_of(str(value))
+        texts = [str(truth).strip() for truth in truths]
+        return max(
+            range(len(texts)),
+            key=lambda index: (texts[index] == text, subsequence_f1(words_of(texts[index]), words)),
+        )
+
     def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
         most = self.feature.decoder.max_new_tokens
         return super().new_tokens(labels, count=count) if most is None else most
@@ -48,6 +57,8 @@ class TextReader(Reader):
 class TextMetrics(Metrics):
     """exact_match; rouge_1, rouge_2 and rouge_l (Lin 2004, 0 to 1), and bleu (Papineni et al. 2002, corpus, 0 to 100).
 
+    With several correct answers, each ROUGE is the highest one, and BLEU has several references.
+
     BLEU uses only the n-gram orders that the answers have: answers shorter than four words have no 4-grams and would
     score 0 even if they are right. With longer answers it is the usual score.
     """
@@ -62,18 +73,21 @@ class TextMetrics(Metrics):
         self.answer_length = self.truth_length = 0
 
     def add(self, truth: Any, value: Any, *, valid: bool) -> bool:
-        text, truth = str(value) if valid else "", str(truth).strip()
-        words = words_of(truth), words_of(text)
-        rouge = {name: score(*words) for name, score in ROUGE.items()}
+        return self.add_any([truth], value, closest=0, valid=valid)
+
+    def add_any(self, truths: Sequence[Any], value: Any, *, closest: int, valid: bool) -> bool:
+        text, references = str(value) if valid else "", [str(truth).strip() for truth in truths]
+        words, words_of_references = words_of(text), [words_of(reference) for reference in references]
+        rouge = {name: max(score(one, words) for one in words_of_references) for name, score in ROUGE.items()}
         for name, score in rouge.items():
             self.rouge[name].append(score)
-        counts = self.bleu.sentence_score(text, [truth])
+        counts = self.bleu.sentence_score(text, references)
         self.of_row = rouge | {"bleu": [*counts.counts, *counts.totals, counts.sys_len, counts.ref_len]}
         self.matches = [a + b for a, b in zip(self.matches, counts.counts, strict=True)]
         self.totals = [a + b for a, b in zip(self.totals, counts.totals, strict=True)]
         self.answer_length += counts.sys_len
         self.truth_length += counts.ref_len
-        right = valid and text.strip() == truth
+        right = valid and text.strip() in references
         self.right += right
         return right
 

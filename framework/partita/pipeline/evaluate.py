@@ -244,9 +244,15 @@ def score(
     with synchronized_errors(process_group, "the scores of the answers"):
         for answer in answers:
             raw = requested.get([answer.row])[0]
-            truth = parts.row_tokenizer.reference(schema.load(raw), key=requested.key(answer.row))
-            answered, label_scores = answer.record.status == "ok", answer.record.scores
-            row = scorer.add(truth, answer.decoded, answered=answered, scores=label_scores)
+            key, rights = requested.key(answer.row), schema.with_each_answer(schema.load(raw))
+            truths = [parts.row_tokenizer.reference(right, key=key) for right in rights]
+            scores = scorer.add(
+                truths[0],
+                answer.decoded,
+                answered=answer.record.status == "ok",
+                scores=answer.record.scores,
+                more_truths=truths[1:],
+            )
             if on_row is not None:
-                on_row(ScoredRow(int(chosen[answer.row]), raw, truth, answer, row))
+                on_row(ScoredRow(int(chosen[answer.row]), raw, truths, answer, scores))
     return scorer.scores()

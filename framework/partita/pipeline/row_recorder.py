@@ -66,8 +66,8 @@ class ScoredRow:
     """Index of the row in the split."""
     raw: Mapping[str, Any]
     """The row by column."""
-    truth: Mapping[str, Any]
-    """The row by feature, with the reference of each output."""
+    truths: Sequence[Mapping[str, Any]]
+    """The row by feature with the reference of each output, once for each correct answer."""
     answer: Answer
     """Its answer."""
     scores: Mapping[str, RowScore]
@@ -115,7 +115,7 @@ class RowRecorder:
     def add(self, scored: ScoredRow) -> None:
         """Record a row with its answer."""
         outputs = {name: self._output(name, scored) for name in self._types}
-        self._add(scored.index, scored.raw, scored.truth, answer=scored.answer.record.text, outputs=outputs)
+        self._add(scored.index, scored.raw, scored.truths[0], answer=scored.answer.record.text, outputs=outputs)
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """Write the results of the recorded rows. Raise OSError if they cannot be written."""
@@ -195,13 +195,13 @@ class RowRecorder:
         """Return the result of an output of a row."""
         output, record = self._types[name], scored.answer.record
         scores = scores_of(name, record.scores, in_sequence=self._config.answers_in_sequence)
-        log_probabilities, reference = output.log_probabilities(scores), scored.truth[name]
+        right, of_row, closest = scored.scores[name]
+        log_probabilities, reference = output.log_probabilities(scores), scored.truths[closest][name]
         best = None
         if log_probabilities is not None:
             self._num_labels[name] = len(log_probabilities)
             best = best_scores(log_probabilities, known=output.feature.labels_in(reference))
-        right, of_row = scored.scores[name]
-        of_objective = self._of_row(scored.index, scored.truth)
+        of_objective = self._of_row(scored.index, scored.truths[0])
         if of_objective is not None:
             of_row = {**(of_row or {}), **of_objective}
         value, is_read = scored.answer.decoded.values[name], name not in scored.answer.decoded.errors

@@ -148,6 +148,8 @@ def assistant_message(
     reasoning = reasoning_of(item, where)
     written = None if only_calls else item.get(content)
     labels = plain_list(item.get("labels")) or [written]
+    if holds(written) and written not in labels:
+        raise FormatError(f"{where}: {content} is none of the labels; write it in labels too, or leave it out")
     if (calls or not needs_text) and not holds(written) and not holds(labels[0]):
         message: Message = {"role": "assistant", "content": "", "train": True}
     else:

@@ -39,6 +39,32 @@ def score(make_config: Any) -> Any:
     return call
 
 
+def test_an_answer_is_compared_with_the_correct_one_that_it_equals(make_config: Any) -> None:
+    config = make_config(CATEGORY, NUMBER, JSON)
+    decoder, scorer = Decoder(config, labels={}), Scorer(config)
+    truths = [{"kind": "cat", "age": 3, "order": {"n": 1}}, {"kind": "dog", "age": 5, "order": {"n": 2}}]
+    answers = [truths[1], truths[0] | {"kind": "fish"}, truths[1] | {"age": 4}]
+
+    rows = [
+        scorer.add(truths[0], decoder.decode(json.dumps(answer)), answered=True, more_truths=truths[1:])
+        for answer in answers
+    ]
+
+    assert [(row["kind"].closest, row["age"].closest, row["order"].closest) for row in rows] == [
+        (1, 1, 1),
+        (0, 0, 0),
+        (1, 0, 1),
+    ]
+    scores = scorer.scores()
+    assert scores.outputs["kind"]["accuracy"] == pytest.approx(2 / 3)
+    assert {(pair["correct"], pair["answer"]): pair["rows"] for pair in scores.details["kind"]["confusion"]} == {
+        ("dog", "dog"): 2,
+        ("cat", "fish"): 1,
+    }
+    assert scores.outputs["age"]["mae"] == pytest.approx(1 / 3)
+    assert scores.outputs["order"]["exact_match"] == 1
+
+
 def test_no_rows_have_no_scores(score: Any) -> None:
     scores = score(outputs=[CATEGORY, NUMBER])
     assert (scores, scores.flat) == (OutputScores(), {})

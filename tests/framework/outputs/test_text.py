@@ -1,9 +1,12 @@
 import pytest
+import sacrebleu
 from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
+from partita.outputs.registry import output_type
 from partita.outputs.text import ROUGE, TextMetrics
+from partita_schema.sections.outputs.text import TextOutput
 
 KINDS = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}
 """ROUGE metrics and their names in the library."""
@@ -38,3 +41,29 @@ def test_rouge_of_ascii_equals_the_library(truth: str, answer: str) -> None:
 
 def test_text_without_spaces_is_compared_in_whole_phrases() -> None:
     assert rouge("\u6211\u559c\u6b22\u82f9\u679c\u3002\u597d", "\u6211\u559c\u6b22\u68a8\u3002\u597d")["rouge_1"] == 0.5
+
+
+def test_several_correct_answers_are_the_references_of_sacrebleu_and_the_best_rouge() -> None:
+    rows = [
+        ("the cat sat on the mat", ("a dog ran far away", "the cat sat on a mat")),
+        ("a big dog ran", ("a big dog ran off today", "the dog ran")),
+        ("yes", ("no", "yes")),
+    ]
+    metrics = TextMetrics()
+    rights = [metrics.add_any(truths, answer, closest=0, valid=True) for answer, truths in rows]
+
+    results = metrics.results(3)
+    assert (rights, results["exact_match"]) == ([False, False, True], 1 / 3)
+    for name, kind in KINDS.items():
+        best = [max(SCORER.score(truth, answer)[kind].fmeasure for truth in truths) for answer, truths in rows]
+        assert results[name] == pytest.approx(sum(best) / 3)
+    references = [list(column) for column in zip(*(truths for _, truths in rows), strict=True)]
+    wanted = sacrebleu.corpus_bleu([answer for answer, _ in rows], references, use_effective_order=True).score
+    assert results["bleu"] == pytest.approx(wanted)
+
+
+def test_an_answer_is_shown_beside_the_correct_one_that_it_equals_or_is_most_similar_to() -> None:
+    output = output_type(TextOutput(name="reply", type="text"))
+    assert output.closest(["a b c d", "a b"], " a b\n") == 1
+    assert output.closest(["x", "a b c d", "a b y z"], "a b c") == 1
+    assert output.closest(["x", "y"], "z") == 0

@@ -325,6 +325,10 @@ def message(**keys: Any) -> dict[str, Any]:
             "history: entry 1 is not a pair of question and answer",
         ),
         ({"prompt": "a", "chosen": [{"role": "assistant"}]}, "column chosen: message 1: content is missing"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "labels": ["c"]}]},
+            "message 2: content is none of the labels; write it in labels too, or leave it out",
+        ),
     ],
 )
 def test_an_invalid_dialogue_is_reported_with_reason_and_position(row: dict[str, Any], says: str) -> None:
