@@ -290,6 +290,13 @@ def test_numbers_of_classes_name_the_outputs_of_a_model_with_default_names(label
     assert not has_other_labels(fitted, described, listed=False)
 
 
+def test_rows_may_have_the_default_names_as_labels() -> None:
+    described = BertConfig(num_labels=3, architectures=["BertForSequenceClassification"])
+    head = ClassificationHead(("LABEL_0", "LABEL_2", "LABEL_1"))
+    fitted = fit_labels(head, described, source="a/b", listed=False, may_be_new=False)
+    assert fitted.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+
+
 def test_labels_of_the_data_do_not_name_the_outputs_of_a_model_with_default_names() -> None:
     described = BertConfig(num_labels=3, architectures=["BertForSequenceClassification"])
     head = ClassificationHead(LABELS)

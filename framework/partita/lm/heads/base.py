@@ -217,24 +217,41 @@ def fit_labels(head: Head, described: "PretrainedConfig", *, source: str, listed
                 f"{trainer}}}, or name a model that was trained as a {kind}"
             )
         return head
-    has_default_names = all(name == f"LABEL_{index}" for index, name in enumerate(saved))
-    if isinstance(head, RegressionHead):
-        same = len(saved) == 1
-    elif has_default_names and head.labels and not listed:
-        classes = tuple(map(str, range(len(saved))))
-        if set(head.labels) <= set(classes):
-            return head.with_labels(classes)
-        same = False
-    elif not head.labels or set(saved) == set(head.labels) or (not listed and set(saved) > set(head.labels)):
-        return head.with_labels(saved)
-    else:
-        same = has_default_names and len(saved) == len(head.labels)
-    if not same and not may_be_new:
+    labels = labels_of_outputs(head, saved, listed=listed)
+    if labels is not None:
+        return head.with_labels(labels)
+    if not may_be_new:
         advice = "write those of the model"
-        if has_default_names:
+        if has_default_names(saved):
             advice = "list them in decoder.labels, in the order of the model"
         raise ModelError(f"base_model: {other_labels(head, saved, source=source)}; {advice}, or train a new head")
     return head
+
+
+def labels_of_outputs(head: Head, saved: tuple[str, ...], *, listed: bool) -> tuple[str, ...] | None:
+    """Return the labels of the outputs of a checkpoint's head, none for a number; None if it is for other labels.
+
+    Args:
+        head: The head, with the labels of the file or of the data.
+        saved: The labels of the checkpoint.
+        listed: Whether the file lists the labels.
+    """
+    if isinstance(head, RegressionHead):
+        return () if len(saved) == 1 else None
+    wanted = set(head.labels)
+    if not wanted or set(saved) == wanted:
+        return saved
+    if has_default_names(saved):
+        if listed:
+            return head.labels if len(saved) == len(head.labels) else None
+        classes = tuple(map(str, range(len(saved))))
+        return classes if wanted <= set(classes) else None
+    return saved if not listed and set(saved) > wanted else None
+
+
+def has_default_names(labels: Sequence[str]) -> bool:
+    """Return whether labels are the names that transformers gives to outputs without labels."""
+    return all(name == f"LABEL_{index}" for index, name in enumerate(labels))
 
 
 def other_labels(head: Head, saved: Sequence[str], *, source: str) -> str:
@@ -259,13 +276,8 @@ def has_other_labels(head: Head, described: "PretrainedConfig", *, listed: bool)
         described: The checkpoint's transformers config.
         listed: Whether the file lists the labels.
     """
-    if head.is_bare or saved_labels(head, described) is None:
-        return False
-    try:
-        fit_labels(head, described, source="", listed=listed, may_be_new=False)
-    except ModelError:
-        return True
-    return False
+    saved = None if head.is_bare else saved_labels(head, described)
+    return saved is not None and labels_of_outputs(head, saved, listed=listed) is None
 
 
 def lists_labels(config: Config) -> bool:
