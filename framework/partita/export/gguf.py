@@ -1,8 +1,6 @@
 """The format gguf: a file for llama.cpp, written by its converter and run by its server."""
 
-import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,10 +14,9 @@ from partita.export.prompts import CheckPrompts
 from partita.export.templates import same_rendering
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.huggingface import HuggingFaceModel
+from partita.tokenizers.vocabulary_file import copy_vocabulary
 from partita_schema.errors import ModelError
 
-VOCABULARY = "tokenizer.model"
-"""File of a SentencePiece vocabulary."""
 NO_VOCABULARY = (
     "{} has no tokenizer.model. If its tokenizer was made with SentencePiece, add that file: llama.cpp splits words by "
     "the scores in it"
@@ -55,23 +52,9 @@ class GgufExporter(Exporter):
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
             merged = Path(folder)
             write_merged(self.lm, merged, dtype=torch.float32, config=pipeline.config, labels=pipeline.labels)
-            self.copy_vocabulary(merged)
+            revision = pipeline.config.model_parameters.revision
+            self.has_vocabulary = copy_vocabulary(self.lm.source, merged, revision=revision, download=True)
             convert(checkout, merged, "--outfile", self.path, "--outtype", self.options.gguf_weights)
-
-    def copy_vocabulary(self, merged: Path) -> None:
-        """Copy the SentencePiece vocabulary of the base model, whose scores decide how llama.cpp splits words."""
-        source = None if self.lm.source is None else Path(self.lm.source) / VOCABULARY
-        if source is not None and source.is_file():
-            shutil.copy(source, merged)
-            self.has_vocabulary = True
-        elif self.lm.source is not None and not Path(self.lm.source).is_dir():
-            from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import HfHubHTTPError
-
-            with suppress(HfHubHTTPError, OSError):  # most models have none
-                revision = self.pipeline.config.model_parameters.revision
-                hf_hub_download(self.lm.source, VOCABULARY, revision=revision, local_dir=merged)
-                self.has_vocabulary = True
 
     def check_model(self) -> None:
         """Raise ModelError unless the model is a decoder that writes text."""

@@ -19,6 +19,7 @@ from partita.lm.loading import quiet_progress
 from partita.lm.precision import quantized_layers
 from partita.pipeline.build import Labels
 from partita.pipeline.saved_model import write_metadata
+from partita.tokenizers.vocabulary_file import copy_vocabulary
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_trainers.file_sums import summed
@@ -88,6 +89,7 @@ def write_merged(
         if lm.head is not None:
             lm.head.write_files(folder, model=model, max_length=lm.context_length)
         lm.tokenizer.save_pretrained(folder)
+        copy_vocabulary(lm.source, folder, revision=config.model_parameters.revision)
     write_metadata(folder, config=config, labels=labels, origin=None, notes=notes)
 
 

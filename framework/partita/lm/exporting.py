@@ -16,6 +16,7 @@ from partita.lm.saving import adapter_tensors, save_adapter
 from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
 from partita.tokenizers.load import tokenizer_digest
 from partita.tokenizers.saved_adapters import RecordedBase, weights_hash
+from partita.tokenizers.vocabulary_file import copy_vocabulary
 from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.model import ScratchModel
@@ -50,6 +51,7 @@ def export(lm: LoadedModel, folder: Path) -> None:
             else:
                 record_base(lm, folder)
         lm.tokenizer.save_pretrained(folder)
+        copy_vocabulary(lm.source, folder, revision=lm.config.model_parameters.revision)
 
 
 def record_base(lm: LoadedModel, folder: Path) -> None:
