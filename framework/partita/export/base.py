@@ -55,6 +55,8 @@ class Exporter(ABC):
     """What a model needs of the manifest of its run to be compared with the model before training."""
     notes: list[str] = field(default_factory=list)
     """Notes on the export, for its report."""
+    reasons: list[str] = field(default_factory=list)
+    """Why answers were not compared, or prompts have other tokens, for the report."""
 
     @classmethod
     def check_options(cls, options: ExportOptions) -> None:
@@ -98,7 +100,7 @@ class Exporter(ABC):
                 place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
                 words = [tokenizer.convert_ids_to_tokens(ids[place : place + 3]) for ids in (ours, theirs)]
                 others = f"row {name} has the tokens {words[0]} in the model and {words[1]} in the export"
-        self.notes += [others] if others is not None else []
+        self.reasons += [others] if others is not None else []
         return count
 
     @property

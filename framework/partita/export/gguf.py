@@ -67,14 +67,14 @@ class GgufExporter(Exporter):
     def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:
         """Return the answers of the file in llama.cpp; None without its binding."""
         if not has_binding():
-            self.notes.append(NOT_COMPARED)
+            self.reasons.append(NOT_COMPARED)
             return None
         assert isinstance(self.lm, HuggingFaceModel)
         longest = max(len(request.input_ids) + request.max_new_tokens for request in prompts.requests)
         with serving(self.path, context_length=longest + MORE_CONTEXT) as server:
             same_tokens = self.count_equal_prompts(prompts, server.tokens)
             if same_tokens is not None and same_tokens < len(prompts.names) and not self.has_vocabulary:
-                self.notes.append(NO_VOCABULARY.format(self.lm.source or "the base model"))
+                self.reasons.append(NO_VOCABULARY.format(self.lm.source or "the base model"))
             return ExportAnswers(
                 server_answers(server, prompts, ends=ends_of_run(self.lm)),
                 template_equal=same_rendering(self.lm.tokenizer, server.render),

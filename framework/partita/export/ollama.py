@@ -9,6 +9,8 @@ from partita.lm.huggingface import HuggingFaceModel
 
 MARK = "\N{BLACK SQUARE}row\N{BLACK SQUARE}"
 """Stands for the input of a row while its prompt is taken apart."""
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Values of settings that have no effect. ollama has other defaults."""
 PAGE = """# {name}
 
 A model for ollama, exported by partita. Create it in this folder, and ask it:
@@ -92,8 +94,8 @@ class OllamaExporter(GgufExporter):
         if not generation.do_sample:
             lines.append("PARAMETER temperature 0")
         else:
-            values = {key: generation.arguments.get(key) for key in ("temperature", "top_k", "top_p", "min_p")}
-            lines += [f"PARAMETER {key} {value}" for key, value in values.items() if value is not None]
+            values = {key: generation.arguments.get(key) for key in NEUTRAL}
+            lines += [f"PARAMETER {key} {NEUTRAL[key] if value is None else value}" for key, value in values.items()]
         penalty = generation.arguments.get("repetition_penalty")
         lines.append(f"PARAMETER repeat_penalty {penalty or 1.0}")
         return "\n".join(lines) + "\n"

@@ -67,6 +67,8 @@ class ExportReport:
     """Smallest agreement that is accepted."""
     notes: tuple[str, ...] = ()
     """Notes on the export."""
+    reasons: tuple[str, ...] = ()
+    """Why answers were not compared, or prompts have other tokens."""
 
     @property
     def compared(self) -> bool:
@@ -127,19 +129,19 @@ class ExportReport:
             lines.append(f"tokens: {self.prompts_equal} of {counted(self.rows, 'prompt')} have the same tokens")
         if self.template_equal is not None:
             lines.append(f"chat template: {'renders the same bytes' if self.template_equal else 'differs'}")
-        return [*lines, *self.notes]
+        return [*lines, *self.reasons, *self.notes]
 
     def raise_if_failed(self) -> None:
         """Raise ExportError if the export does not agree with the model."""
         if self.passed:
             return
         if self.agreement is None:
-            raise ExportError(f"{self.folder} is written, but {'; '.join(self.notes)}. --min-agreement 0 accepts it")
+            raise ExportError(f"{self.folder} is written, but {'; '.join(self.reasons)}. --min-agreement 0 accepts it")
         if self.prompt_agreement < self.min_agreement:
             raise ExportError(
                 f"{self.folder}: the text of {counted(self.rows - (self.prompts_equal or 0), 'prompt')} of {self.rows} "
                 f"has other tokens in the export than in the model, so it would answer other prompts: "
-                f"{'; '.join(self.notes)}"
+                f"{'; '.join(self.reasons)}"
             )
         if self.template_equal is False:
             raise ExportError(

@@ -84,6 +84,7 @@ def export_model(
             template_equal=None if asked is None else asked.template_equal,
             min_agreement=options.min_agreement,
             notes=tuple(exporter.notes),
+            reasons=tuple(exporter.reasons),
         )
         report.write(exporter.folder)
     return report
@@ -95,5 +96,5 @@ def answers_of(exporter: Exporter, prompts: CheckPrompts) -> ExportAnswers | Non
         return exporter.ask(prompts)
     except Exception as error:
         logger.debug("the export could not be asked", exc_info=True)
-        exporter.notes.append(f"its answers could not be compared: {describe_error(error)}")
+        exporter.reasons.append(f"its answers could not be compared: {describe_error(error)}")
         return None

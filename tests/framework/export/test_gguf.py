@@ -13,6 +13,7 @@ import torch
 from partita import ExportError, Model, ModelError, PartitaError
 from partita.export.go_template import find_message_texts
 from partita.export.templates import DIALOGUES
+from partita.tokenizers.vocabulary_file import copy_vocabulary
 
 from ...classifiers import make_rows
 from ...classifiers import settings as head_settings
@@ -94,11 +95,12 @@ def write_sentencepiece_base(folder: Path) -> Path:
 
 @needs_llama_cpp
 @pytest.mark.long
-@pytest.mark.parametrize("to", ["gguf", "ollama"])
-def test_llama_cpp_answers_as_the_run_does(tmp_path: Path, to: str) -> None:
+@pytest.mark.parametrize(
+    ("to", "adapter"), [("gguf", {"type": "lora", "r": 4}), ("ollama", {"type": "lora", "r": 4}), ("gguf", None)]
+)
+def test_llama_cpp_answers_as_the_run_does(tmp_path: Path, to: str, adapter: dict[str, Any] | None) -> None:
     base = write_sentencepiece_base(tmp_path / "base")
-    adapter, prompt = {"type": "lora", "r": 4}, {"system": "Be brief."}
-    config = text_config(tmp_path, base_model=str(base), adapter=adapter, prompt=prompt)
+    config = text_config(tmp_path, base_model=str(base), adapter=adapter, prompt={"system": "Be brief."})
     Model(config, quiet=True).train(run=tmp_path / "run")
     run = Model.load(tmp_path / "run", quiet=True)
     report = run.export(to, tmp_path / "exported", gguf_type="f32")  # type: ignore[arg-type]
@@ -113,6 +115,41 @@ def test_llama_cpp_answers_as_the_run_does(tmp_path: Path, to: str) -> None:
             'FROM ./model-f32.gguf\nTEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<system> '
         )
         assert 'SYSTEM "Be brief."\nPARAMETER stop "</s>"\nPARAMETER num_ctx 128\nPARAMETER num_predict 12' in modelfile
+
+
+@pytest.mark.parametrize("adapter", [{"type": "lora", "r": 4}, None])
+def test_a_saved_model_keeps_the_sentencepiece_vocabulary(tmp_path: Path, adapter: dict[str, Any] | None) -> None:
+    pytest.importorskip("sentencepiece")
+    base = write_sentencepiece_base(tmp_path / "base")
+    config = text_config(tmp_path, base_model=str(base), adapter=adapter, trainer={"type": "finetune", "max_steps": 1})
+    Model(config, quiet=True).train(run=tmp_path / "run")
+    run = Model.load(tmp_path / "run", quiet=True)
+    run.export("merged", tmp_path / "merged")
+    run.save(tmp_path / "saved")
+    wanted = (base / "tokenizer.model").read_bytes()
+    for folder in ("run/model", "merged", "saved"):
+        assert (tmp_path / folder / "tokenizer.model").read_bytes() == wanted
+    saved = Model.load(tmp_path / "saved", quiet=True)
+    assert list(run.predict(sentences(4))) == list(saved.predict(sentences(4)))
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_the_vocabulary_of_a_model_of_the_hub_is_that_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, download: bool
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    commit, repository = "1" * 40, tmp_path / "hub" / "models--a--b"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    assert not copy_vocabulary("a/b", tmp_path, revision=None, download=download)
+    (repository / "snapshots" / commit / "tokenizer.model").write_bytes(b"pieces")
+    assert copy_vocabulary("a/b", tmp_path, revision=None, download=download)
+    assert (tmp_path / "tokenizer.model").read_bytes() == b"pieces"
+    assert copy_vocabulary(None, tmp_path, revision=None), "a file that is there is kept"
 
 
 @needs_llama_cpp
@@ -181,7 +218,9 @@ def test_without_a_binding_the_export_says_that_it_was_not_compared(
     report = run.export("ollama", tmp_path / "accepted", llama_cpp=tmp_path, min_agreement=0, gguf_type="q8_0")
     assert not report.compared
     assert report.lines()[1] == "answers: not compared"
-    assert report.notes[1] == not_compared
+    assert report.reasons == (not_compared,)
+    assert report.notes == ("create it with `ollama create accepted -f Modelfile`; ollama itself was not run",)
+    assert report.lines()[2:] == [*report.reasons, *report.notes]
     assert (tmp_path / "accepted" / "Modelfile").read_text(encoding="utf8") == (
         "FROM ./model-q8_0.gguf\n"
         'TEMPLATE "{{ .Prompt }}"\n'
@@ -194,6 +233,19 @@ def test_without_a_binding_the_export_says_that_it_was_not_compared(
     page = (tmp_path / "accepted" / "README.md").read_text(encoding="utf8")
     assert "    ollama create accepted -f Modelfile\n    ollama run accepted\n" in page
     assert "ollama itself was not run." in page
+
+
+def test_a_modelfile_names_each_setting_of_sampling(lora_run: Path, tmp_path: Path) -> None:
+    writes = "import sys\nopen(sys.argv[sys.argv.index('--outfile') + 1], 'w').write('GGUF')\n"
+    (tmp_path / "convert_hf_to_gguf.py").write_text(writes, encoding="utf8")
+    run = Model.load(lora_run, overrides=["generation.do_sample=true", "generation.top_p=0.95"], quiet=True)
+    with pytest.raises(ExportError) as error:
+        run.export("ollama", tmp_path / "out", llama_cpp=tmp_path)
+    assert "ollama create" not in str(error.value)
+    assert (
+        "PARAMETER temperature 1.0\nPARAMETER top_k 0\nPARAMETER top_p 0.95\nPARAMETER min_p 0.0\n"
+        "PARAMETER repeat_penalty 1.0\n"
+    ) in (tmp_path / "out" / "Modelfile").read_text(encoding="utf8")
 
 
 def test_a_head_has_no_place_in_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
