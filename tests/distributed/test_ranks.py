@@ -16,6 +16,8 @@ pytestmark = pytest.mark.long
 
 Jobs = dict[int, tuple[Path, dict[str, Any]]]
 """Folder and results by number of processes."""
+SUMS = ("rows", "tokens", "loss_tokens")
+"""Sums over the steps in a manifest."""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,8 @@ def jobs(processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path_factory
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_steps_equal_those_of_one_process(processes: Any, jobs: Jobs, ranks: int) -> None:
     check_steps(processes, jobs[1][0], jobs[ranks][0])
+    one, several = (json.loads((jobs[n][0] / "run" / "manifest.json").read_text())["batches"] for n in (1, ranks))
+    assert [several[name] for name in SUMS] == [one[name] for name in SUMS]
 
 
 @pytest.mark.parametrize("adapter", [True, False], ids=["lora", "full"])

@@ -105,6 +105,8 @@ def test_a_model_trained_by_two_workers_can_predict(trained: Path, tmp_path: Pat
     assert log[-1]["loss"] < log[0]["loss"] / 5
     manifest = json.loads((trained / "manifest.json").read_text(encoding="utf8"))
     assert (manifest["status"], manifest["workers"]) == ("done", 2)
+    assert manifest["batches"].keys() == {"rows", "seconds"}
+    assert (manifest["batches"]["rows"], "waits" in manifest) == (4 * 1080, False)
     model = Model.load(trained, quiet=True)
     rows = make_rows(200, seed=5)
     predictions = model.predict(rows, output=tmp_path / "answers.jsonl")

@@ -92,6 +92,8 @@ def check_equal(killed: Path, straight: Path, *, weights: str, seed: int, starts
     assert manifests[0]["starts"] == starts, f"seed {seed}"
     kept = ("status", "steps", "metrics", "evaluations", "best", "best_step", "labels", "data", "ledger")
     assert [manifests[0][key] for key in kept] == [manifests[1][key] for key in kept], f"seed {seed}"
+    sums = [[manifest["batches"][name] for name in ("rows", "tokens", "loss_tokens")] for manifest in manifests]
+    assert sums[0] == sums[1], f"seed {seed}"
 
 
 SHORT = {"epochs": 2, "batch_size": 8, "steps_per_checkpoint": 3, "steps_per_evaluation": 10, "max_generated_rows": 4}

@@ -10,7 +10,7 @@ import pytest
 from partita import Model
 from partita.data.preview import make_report, preview
 from partita.runs.directory import RunDirectory
-from partita.training.notes import note_batches
+from partita.training.notes import note_waits
 from partita.training.plan import plan_of_file
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.load import load_config
@@ -75,9 +75,8 @@ def test_a_stream_is_trained_validated_and_recorded(
     [kept] = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(kept)["key"] == "part-1.jsonl:28"
     assert result.metrics["validation"]["loss"] > 0
-    batches = manifest["batches"]
-    assert (batches["rows"], batches["steps"]) == (80, 10)
-    assert 0 < batches["waited_seconds"] < batches["seconds"]
+    assert (manifest["batches"]["rows"], manifest["steps"]) == (80, 10)
+    assert 0 < manifest["waits"]["waited_seconds"] < manifest["waits"]["seconds"]
     assert "a stream of 3 shards in 1 shard group; its first 80 rows: " in caplog.text
     assert "training: 1 of 81 rows left out" in caplog.text
 
@@ -285,10 +284,10 @@ def test_waiting_for_rows_is_reported(tmp_path: Path, colours: Any, caplog: pyte
     directory = RunDirectory(tmp_path, config=load_config(colours.config()).config)
     slow = {"seconds": 40.0, "waited_seconds": 20.0, "wait_share": 0.5}
 
-    note_batches(directory, slow, workers=0, streamed=True)
-    note_batches(directory, slow, workers=4, streamed=True)
-    note_batches(directory, slow, workers=0, streamed=False)
-    note_batches(directory, slow | {"waited_seconds": 9.0}, workers=0, streamed=True)
+    note_waits(directory, slow, workers=0, streamed=True)
+    note_waits(directory, slow, workers=4, streamed=True)
+    note_waits(directory, slow, workers=0, streamed=False)
+    note_waits(directory, slow | {"waited_seconds": 9.0}, workers=0, streamed=True)
 
     message = "50 % of the time was spent waiting for rows: write data.loader.workers: {}, or more"
     assert caplog.messages == [message.format(2), message.format(8)]

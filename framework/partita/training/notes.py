@@ -17,6 +17,7 @@ from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import Pipeline
 from partita.runs.directory import RunDirectory
 from partita.runs.start_of_training import ORIGIN
+from partita.runs.step_totals import step_totals
 from partita.tokenizers.saved_adapters import folder_hashes
 from partita.training.datasets import TrainingDatasets
 from partita.training.recorded_data import length_histograms, write_samples
@@ -159,20 +160,27 @@ def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: Trainin
     directory.note(branches=noted)
 
 
-def note_batches(directory: RunDirectory, totals: dict[str, float], *, workers: int, streamed: bool) -> None:
-    """Record batch statistics since the last start, and warn if the loader was too slow.
+def note_batches(directory: RunDirectory) -> None:
+    """Record the sums over all logged steps of the run; nothing if the trainer logs none."""
+    if totals := step_totals(directory.folder / "log.jsonl"):
+        directory.note(batches=totals)
+
+
+def note_waits(directory: RunDirectory, statistics: Mapping[str, float], *, workers: int, streamed: bool) -> None:
+    """Record how long this process waited for rows since its start, and warn if that was long.
 
     Args:
         directory: The open run.
-        totals: Statistics of the loader.
+        statistics: Statistics of its loader.
         workers: Number of data workers.
         streamed: Whether rows are read during training.
     """
-    directory.note(batches=totals)
-    if streamed and totals["waited_seconds"] > MIN_WAIT_SECONDS and totals["wait_share"] > LONG_WAIT:
+    waits = {name: statistics[name] for name in ("seconds", "waited_seconds", "wait_share")}
+    directory.note(waits=waits)
+    if streamed and waits["waited_seconds"] > MIN_WAIT_SECONDS and waits["wait_share"] > LONG_WAIT:
         logger.warning(
             "%.0f %% of the time was spent waiting for rows: write data.loader.workers: %d, or more",
-            *(100 * totals["wait_share"], max(2, 2 * workers)),
+            *(100 * waits["wait_share"], max(2, 2 * workers)),
         )
 
 

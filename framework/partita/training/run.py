@@ -29,6 +29,7 @@ from partita.training.notes import (
     note_missing_validation,
     note_number_format,
     note_origin,
+    note_waits,
     note_weights,
     note_work,
     record_data,
@@ -193,7 +194,7 @@ def train_and_note(
     tuner: BatchSizeTuner,
     streamed: bool,
 ) -> TrainResult:
-    """Run the trainer, and note statistics of its batches, out-of-memory errors, and rows left out of streams.
+    """Run the trainer, and note sums over its steps, waits for rows, failures of memory, and rows left out of streams.
 
     Args:
         trainer: The trainer.
@@ -209,9 +210,11 @@ def train_and_note(
             result = trainer.train(context)
         if streamed:
             ledger.check()
-        if run.planned is not None:
+        if context.process_group.rank == 0:
+            note_batches(directory)
+        if run.planned is not None and context.config.trainer.type != "hogwild":  # it reads the rows once, before
             workers = context.config.data.loader.workers
-            note_batches(directory, run.planned.loader.statistics, workers=workers, streamed=streamed)
+            note_waits(directory, run.planned.loader.statistics, workers=workers, streamed=streamed)
     finally:
         note_cuts(directory, tuner, run.sizes)
         if streamed:

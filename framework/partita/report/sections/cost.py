@@ -39,7 +39,7 @@ def cost_section(run: RunRecord) -> Section | None:
 def costs_of(run: RunRecord) -> dict[str, str]:
     """Return times, memory, and numbers of rows, tokens and parameters, by name."""
     manifest, costs = run.manifest, dict[str, str]()
-    batches: Mapping[str, Any] = manifest.get("batches") or {}
+    batches: Mapping[str, Any] = {**(manifest.get("batches") or {}), **waits_of(manifest)}
     recorded: Mapping[str, Any] = manifest.get("cost") or {}
     seconds = float(np.nansum(run.steps["seconds"])) if len(run.steps["step"]) else 0.0
     if seconds:
@@ -59,6 +59,12 @@ def costs_of(run: RunRecord) -> dict[str, str]:
         if manifest.get(key):
             costs[label] = f"{manifest[key]:,}"
     return costs
+
+
+def waits_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the share of the time that was spent waiting for rows, as `wait_share`; {} if only a part is known."""
+    waits: Mapping[str, Any] = manifest.get("waits") or {}
+    return {"wait_share": waits.get("wait_share")} if manifest.get("starts", 1) == 1 else {}
 
 
 def sizes_of(records: Mapping[str, Any]) -> dict[str, BatchSize]:
