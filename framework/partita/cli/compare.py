@@ -48,6 +48,6 @@ def compare(
 
     from partita.report.comparison_table import print_comparison
 
-    print_comparison(comparison, Console(file=sys.stdout))
+    print_comparison(comparison, Console(file=sys.stdout, markup=False))
     if html is not None:
         print(f"\nwritten to {html}")

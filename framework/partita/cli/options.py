@@ -192,7 +192,7 @@ def print_metrics(metrics: Mapping[str, Mapping[str, Any]], *, as_json: bool, ti
         table.add_column(column, justify="right", overflow="fold")
     for name in names:
         table.add_row(name, *(format_cell(name, values.get(name)) for values in metrics.values()))
-    Console(file=sys.stdout).print(table)
+    Console(file=sys.stdout, markup=False).print(table)
 
 
 def print_label_tables(output: str, metrics: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ def print_label_tables(output: str, metrics: Mapping[str, Any]) -> None:
 
     for table in (label_table(output, metrics.get("per_label", {})), error_table(output, metrics.get("confusion", []))):
         if table is not None:
-            Console(file=sys.stdout).print(table)
+            Console(file=sys.stdout, markup=False).print(table)
 
 
 def format_cell(name: str, value: float | None) -> str:

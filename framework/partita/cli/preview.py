@@ -57,7 +57,7 @@ def preview(
         from rich.console import Console
 
         import partita.data.preview
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     dataset = dataset_path(dataset, stdin_format)
     if ledger:
         print_ledger(find_report(files or [], dataset=dataset, overrides=overrides), console)

@@ -161,4 +161,4 @@ def new_console() -> Any:
     """Return a console on standard output."""
     from rich.console import Console
 
-    return Console(file=sys.stdout)
+    return Console(file=sys.stdout, markup=False)

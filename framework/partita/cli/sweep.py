@@ -67,7 +67,7 @@ def print_result(result: "SweepResult") -> None:
 
     from partita.runs.sweep_result import parameter_text, predict_command
 
-    console = Console(file=sys.stdout)
+    console = Console(file=sys.stdout, markup=False)
     console.print(table_of(result, width=console.width))
     best = result.best
     assert best is not None
@@ -78,7 +78,6 @@ def print_result(result: "SweepResult") -> None:
 
 def table_of(result: "SweepResult", *, width: int) -> "Table":
     """Return a table with a row per trial, the best first, in which headings fit a number of columns if possible."""
-    from rich.markup import escape
     from rich.table import Table
 
     from partita.runs.sweep_result import parameter_text, short_names
@@ -93,11 +92,11 @@ def table_of(result: "SweepResult", *, width: int) -> "Table":
         state = trial.result.state if trial.result is not None else "waiting"
         value = f"{result.value_of(trial):.4g}" if trial in ranked else state
         rows.append([str(trial.number), value, *map(parameter_text, trial.values.values())])
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for name in headings(["trial", result.metric, *short_names(list(result.trials[0].values)).values()], rows, width):
-        table.add_column(escape(name), justify="right", overflow="fold")
+        table.add_column(name, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     return table
 
 

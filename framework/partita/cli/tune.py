@@ -49,7 +49,7 @@ def tune(
 
         from partita.report.terminal import print_sizes
 
-        print_sizes(sizes, Console(file=sys.stdout))
+        print_sizes(sizes, Console(file=sys.stdout, markup=False))
     if plot is not None:
         write_plot(plot, sizes, title=f"Batch sizes of {' '.join(map(str, sources))}")
         if not as_json:

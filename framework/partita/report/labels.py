@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 MAX_LABELS = 20
@@ -28,13 +27,13 @@ def label_table(output: str, per_label: Mapping[str, Mapping[str, float]]) -> Ta
     if len(labels) > MAX_LABELS:
         labels = sorted(labels, key=lambda label: (per_label[label]["f1"], label))[:MAX_LABELS]
         title = f"{output}: {MAX_LABELS} of {len(per_label):,} labels, lowest F1 first (all with --json)"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("label", overflow="fold")
     metrics = list(dict.fromkeys(name for row in per_label.values() for name in row))
     for metric in metrics:
         table.add_column(metric.replace("_", "\n"), justify="right", overflow="fold")
     for label in labels:
-        table.add_row(escape(label), *(format_value(name, per_label[label].get(name)) for name in metrics))
+        table.add_row(label, *(format_value(name, per_label[label].get(name)) for name in metrics))
     return table
 
 
@@ -51,13 +50,13 @@ def error_table(output: str, confusion: Sequence[Mapping[str, Any]]) -> Table | 
     title = f"{output}: errors"
     if len(errors) > MAX_ERRORS:
         title = f"{output}: {MAX_ERRORS} of {len(errors):,} errors, most frequent first (all with --json)"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in ("correct", "answer"):
         table.add_column(column, overflow="fold")
     table.add_column("rows", justify="right")
     for pair in errors[:MAX_ERRORS]:
         answer = UNREADABLE if pair["answer"] is None else pair["answer"]
-        table.add_row(escape(pair["correct"]), escape(answer), f"{pair['rows']:,}")
+        table.add_row(pair["correct"], answer, f"{pair['rows']:,}")
     return table
 
 

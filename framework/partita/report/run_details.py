@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from partita.report.number_text import age_text, as_number, bytes_text
@@ -51,14 +50,14 @@ def print_run(run: RunSummary, console: Console, *, now: float) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts_of(run, now=now):
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     console.print(table, highlight=False)
     if run.metrics:
         console.print()
         console.print(metric_table(run.metrics, width=min(console.width, WIDEST)), highlight=False)
     for heading, lines in (("files", list(files_of(run.folder))), ("next", next_commands(run))):
         if lines:
-            console.print(f"\n[bold]{heading}[/]")
+            console.print(f"\n{heading}", style="bold")
             console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -115,7 +114,7 @@ def metric_table(metrics: Mapping[str, Mapping[str, float]], *, width: int) -> T
     for split in metrics:
         table.add_column(split, justify="right", no_wrap=True)
     for name in dict.fromkeys(name for values in metrics.values() for name in values):
-        table.add_row(escape(name), *(as_number(name, values.get(name)) for values in metrics.values()))
+        table.add_row(name, *(as_number(name, values.get(name)) for values in metrics.values()))
     return table
 
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -126,7 +125,7 @@ def print_removable(items: Sequence[Removable], console: Console) -> None:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     for item in items:
-        table.add_row(bytes_text(item.bytes), f"{escape(str(item.folder))}: {item.what}")
+        table.add_row(bytes_text(item.bytes), f"{item.folder}: {item.what}")
     console.print(table, highlight=False)
     total = sum(item.bytes for item in items)
     console.print(f"{bytes_text(total)} in {counted(len(items), 'place')}", highlight=False)

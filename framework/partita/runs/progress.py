@@ -165,7 +165,7 @@ def rich_bar(stream: TextIO, *, transient: bool = False) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    console = Console(file=stream)
+    console = Console(file=stream, markup=False)
 
     class Line(ProgressColumn):
         """A whole line of the display, at most as wide as the terminal."""

@@ -27,7 +27,7 @@ def result_of(values: dict[str, object]) -> SweepResult:
 def headings_of(result: SweepResult, *, width: int) -> list[str]:
     """Return the lines of each heading of the printed table, joined by bars."""
     stream = io.StringIO()
-    console = Console(file=stream, width=width)
+    console = Console(file=stream, width=width, markup=False)
     console.print(table_of(result, width=width))
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= width

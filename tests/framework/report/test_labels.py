@@ -10,7 +10,7 @@ from partita.report.labels import error_table, label_table
 def shown(table: Any, *, width: int = 80) -> str:
     """Return a table as it is printed on a terminal of this width."""
     file = io.StringIO()
-    Console(file=file, width=width).print(table)
+    Console(file=file, width=width, markup=False).print(table)
     return file.getvalue()
 
 

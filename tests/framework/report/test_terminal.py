@@ -11,7 +11,7 @@ def shown(*, width: int = 80, encoding: str = "utf8", **sizes: BatchSize) -> lis
     """Return the printed lines without trailing spaces."""
     raw = BytesIO()
     file = TextIOWrapper(raw, encoding=encoding)
-    print_sizes(sizes, Console(file=file, width=width))
+    print_sizes(sizes, Console(file=file, width=width, markup=False))
     file.flush()
     return [line.rstrip() for line in raw.getvalue().decode(encoding).splitlines()]
 
