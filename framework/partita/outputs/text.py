@@ -76,6 +76,14 @@ class TextMetrics(Metrics):
         return self.add_any([truth], value, closest=0, valid=valid)
 
     def add_any(self, truths: Sequence[Any], value: Any, *, closest: int, valid: bool) -> bool:
+        """Add one row, which is compared with all of its correct answers.
+
+        Args:
+            truths: The correct answers.
+            value: The text; only meaningful if `valid`.
+            closest: Not used.
+            valid: Whether there is a text.
+        """
         text, references = str(value) if valid else "", [str(truth).strip() for truth in truths]
         words, words_of_references = words_of(text), [words_of(reference) for reference in references]
         rouge = {name: max(score(one, words) for one in words_of_references) for name, score in ROUGE.items()}
