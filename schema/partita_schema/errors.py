@@ -1,6 +1,7 @@
 """All errors that partita raises on purpose. They are exported by `partita`."""
 
 import linecache
+import re
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -156,7 +157,8 @@ class LostRankError(OtherRankError):
     @classmethod
     def during(cls, operation: str, error: Exception) -> "LostRankError":
         """Return the error for a collective operation that failed with `error`."""
-        return cls(f"another process of the job is gone, or does not answer, at {operation}: {error}")
+        reason = re.sub(r"^\[\S+\.cc:\d+\] ", "", str(error)).partition(". This is typically caused by")[0]
+        return cls(f"another process of the job is gone, or does not answer, at {operation}: {reason}")
 
 
 class ExportError(JobError):

@@ -118,6 +118,8 @@ def test_a_killed_rank_ends_the_job_with_advice(forks: Forks, processes: Any, tm
         "error: rank 1 was ended by SIGKILL, and the others with it; rerun the same command to resume from what is "
         "saved"
     )
+    assert said.count("error: ") == 1, said
+    assert "interrupt again" not in said
     assert "Traceback" not in said
 
 

@@ -21,6 +21,8 @@ def never() -> bool:
 
 LISTENING: "list[Interruption]" = []
 """Active interruptions."""
+TERMINATED = threading.Event()
+"""Set by a SIGTERM during an interruption: a scheduler or the launcher of several processes ends this one."""
 
 
 def ask_to_stop() -> bool:
@@ -44,10 +46,12 @@ class Interruption:
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: record the first one, raise KeyboardInterrupt on the second."""
+        if number == signal.SIGTERM:
+            TERMINATED.set()
         if self.requested:
             raise KeyboardInterrupt
         self.record()
-        logger.info("%s; interrupt again to stop now", self.message)
+        logger.info(self.message if number == signal.SIGTERM else f"{self.message}; interrupt again to stop now")
 
     def record(self) -> None:
         """Record that a stop was requested now."""

@@ -122,14 +122,18 @@ def main(
 
 def run() -> None:
     """Run the command line. An expected error is printed as one line without a traceback."""
+    atexit.register(end_on_signals)  # registered first, so called last
     atexit.register(skip_last_collection)
     signal.signal(signal.SIGTERM, interrupt)
     try:
         app()
     except OtherRankError as error:
+        from partita_trainers.interrupt import TERMINATED
+
         with suppress(KeyboardInterrupt):
             time.sleep(FAILURE_GRACE_SECONDS)
-            if isinstance(error, LostRankError):  # no launcher ended this process, so no other process has reported why
+            # A launcher that ends this process says why.
+            if isinstance(error, LostRankError) and not TERMINATED.is_set():
                 fail(str(error), code=error.exit_status, label=ERROR)
         sys.exit(error.exit_status)
     except ConfigError as error:  # each line begins with the location in the file
@@ -160,6 +164,12 @@ def skip_last_collection() -> None:
     """
     if "torch" not in sys.modules:
         gc.freeze()
+
+
+def end_on_signals() -> None:
+    """Let signals end this process at once while the interpreter exits, instead of raising errors in destructors."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
