@@ -100,6 +100,38 @@ def test_a_constant_rate_of_transformers_has_no_warmup(tmp_path: Path) -> None:
     assert warm == {"decay": "constant", "warmup_steps": 5}
 
 
+@pytest.mark.parametrize(
+    ("tool", "text", "key"),
+    [
+        ("trl", TRL, "lr_scheduler_type"),
+        ("llama_factory", "model_name_or_path: org/model\ndataset: mine\n", "lr_scheduler_type"),
+        ("axolotl", AXOLOTL % "", "lr_scheduler"),
+    ],
+)
+def test_a_schedule_without_a_counterpart_is_the_one_that_the_report_names(
+    tool: ToolName, text: str, key: str, tmp_path: Path
+) -> None:
+    for name, used in (("reduce_lr_on_plateau", "cosine"), ("polynomial", "linear"), ("one_cycle", "cosine")):
+        config, report = converted(f"{text}{key}: {name}\n", tool, tmp_path)
+        others = "others are linear, cosine, constant, inverse_sqrt, wsd"
+        assert missing(report)[key] == f"{name} is not available, and {used} is used; {others}"
+        assert scheduler(config)["decay"] == used
+
+
+@pytest.mark.parametrize(
+    ("options", "unread"),
+    [
+        ("", {}),
+        ("lr_scheduler_kwargs: {num_cycles: 1}\n", {}),
+        ("lr_scheduler_kwargs: {num_cycles: 3}\n", {"lr_scheduler_type", "lr_scheduler_kwargs"}),
+    ],
+)
+def test_a_cosine_with_one_cycle_has_no_restart(options: str, unread: set[str], tmp_path: Path) -> None:
+    config, report = converted(f"{TRL}lr_scheduler_type: cosine_with_restarts\n{options}", "trl", tmp_path)
+    assert scheduler(config) == {"decay": "cosine", "warmup_steps": 0, "min_ratio": 0}
+    assert set(missing(report)) == set(unread)
+
+
 def test_only_a_cosine_of_axolotl_has_a_lowest_rate(tmp_path: Path) -> None:
     assert scheduler(axolotl("cosine_min_lr_ratio: 0.1\n", tmp_path)[0])["min_ratio"] == 0.1
     for schedule in ("linear", "constant"):
