@@ -12,6 +12,7 @@ from partita_schema.compat.tools.rows import (
     RowFormat,
     common_format,
     convert_validation_size,
+    is_stream,
     put_features,
     put_sources,
 )
@@ -201,27 +202,48 @@ def one_format(conversion: Conversion, key: str, formats: list[RowFormat]) -> Ro
 
 def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
     """Convert the maximum length, and whether rows are packed or documents joined."""
-    packing = conversion.is_on("sample_packing")
-    length = conversion.get("sequence_len", 512)
     if rows.kind == "document":
-        conversion.put("data.batching.type", "chunk")
-        conversion.move("sequence_len", "data.batching.context_length")
-        conversion.default("sequence_len", "data.batching.context_length", length)
-        joined = conversion.is_on("pretraining_sample_concatenation")
-        if not joined and conversion.get("pretrain_multipack_attn", True):
-            conversion.put("data.batching.isolate_documents", True)
-        for key in ("sample_packing", "pretraining_sample_concatenation"):
-            if key in conversion.left:
-                conversion.take(key, "data.batching")
+        convert_documents(conversion)
         return
     convert_long_rows(conversion)
-    conversion.move("sequence_len", "preprocessing.global_max_sequence_length")
-    conversion.default("sequence_len", "preprocessing.global_max_sequence_length", length)
-    if packing:
+    convert_length(conversion, "preprocessing.global_max_sequence_length")
+    if conversion.is_on("sample_packing"):
         conversion.move("sample_packing", "data.batching.type", "pack")
         conversion.drop("group_by_length", Unneeded("rows are packed"))
     else:
         conversion.drop("sample_packing", Unneeded("it is off"))
+
+
+def convert_length(conversion: Conversion, path: str) -> None:
+    conversion.move("sequence_len", path)
+    conversion.default("sequence_len", path, 512)
+
+
+def convert_documents(conversion: Conversion) -> None:
+    """Convert the length of documents, and whether they are joined; without sample_packing, each is a row of its own."""
+    streams = is_stream(conversion)  # pretraining_dataset
+    packing = conversion.is_on("sample_packing")
+    joined = streams and not packing and conversion.is_on("pretraining_sample_concatenation")
+    conversion.drop("excess_length_strategy", Unneeded("it is not for documents"))
+    if packing or joined:
+        conversion.put("data.batching.type", "chunk")
+        convert_length(conversion, "data.batching.context_length")
+        if packing and (not streams or conversion.get("pretrain_multipack_attn", True)):
+            conversion.put("data.batching.isolate_documents", True)
+        key = "sample_packing" if packing else "pretraining_sample_concatenation"
+        conversion.take(key, "data.batching: {type: chunk}")
+        conversion.drop("group_by_length", Unneeded("documents are joined"))
+    else:
+        convert_length(conversion, "preprocessing.global_max_sequence_length")
+        if not streams:
+            conversion.note(
+                "documents longer than sequence_len are cut, and counted in the ledger; axolotl makes several rows of "
+                "them: to learn all of them, write data.batching: {type: chunk, context_length: ...}, which joins "
+                "documents, instead of preprocessing.global_max_sequence_length"
+            )
+    conversion.drop("sample_packing", Unneeded("it is off"))
+    reason = "sample_packing is set" if packing else "it is for pretraining_dataset"
+    conversion.drop("pretraining_sample_concatenation", Unneeded(reason))
 
 
 def convert_long_rows(conversion: Conversion) -> None:

@@ -141,7 +141,7 @@ AXOLOTL_KEYS: Table = {
     "sequence_len": By("preprocessing.global_max_sequence_length or data.batching.context_length"),
     "excess_length_strategy": By("nothing: rows that are too long are cut, and counted in the ledger"),
     "min_sample_len": Missing("short rows are not left out; remove them from the data"),
-    "sample_packing": By("data.batching: {type: pack}"),
+    "sample_packing": By("data.batching: {type: pack} or {type: chunk}"),
     "pretraining_sample_concatenation": By("data.batching: {type: chunk}"),
     "pretrain_multipack_*": Unneeded("see data.batching"),
     "sample_packing_*": Unneeded("see data.batching.window"),

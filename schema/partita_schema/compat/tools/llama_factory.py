@@ -4,7 +4,7 @@ from partita_schema.compat.tools.conversion import Conversion, Missing, To, Unne
 from partita_schema.compat.tools.llama_factory_datasets import convert_datasets
 from partita_schema.compat.tools.llama_factory_keys import LLAMA_FACTORY_KEYS
 from partita_schema.compat.tools.llama_factory_preferences import TRAINERS, convert_preferences
-from partita_schema.compat.tools.rows import RowFormat, convert_validation_size
+from partita_schema.compat.tools.rows import RowFormat, convert_validation_size, is_stream
 from partita_schema.compat.tools.training_arguments import (
     SHARDING_KEYS,
     convert_base_model,
@@ -161,24 +161,20 @@ def convert_adapter(conversion: Conversion, kind: str, trained: list[str]) -> No
 
 def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
     """Convert the maximum length, and whether rows are packed or documents joined."""
-    length = conversion.get("cutoff_len", 2048)
-    if rows.kind == "document":
+    document = rows.kind == "document"
+    packs = conversion.is_on("packing") or conversion.is_on("neat_packing")
+    joins = document and (packs or "packing" not in conversion.left)  # packing is the default of stage: pt
+    path = "data.batching.context_length" if joins else "preprocessing.global_max_sequence_length"
+    if joins:
         conversion.put("data.batching.type", "chunk")
-        conversion.move("cutoff_len", "data.batching.context_length")
-        conversion.default("cutoff_len", "data.batching.context_length", length)
-        for key in ("packing", "neat_packing"):
-            if key in conversion.left:
-                conversion.take(key, "data.batching: {type: chunk}")
-        return
-    conversion.move("cutoff_len", "preprocessing.global_max_sequence_length")
-    conversion.default("cutoff_len", "preprocessing.global_max_sequence_length", length)
-    if conversion.is_on("packing") or conversion.is_on("neat_packing"):
-        if conversion.is_on("packing") and not conversion.is_on("neat_packing"):
+    conversion.move("cutoff_len", path)
+    conversion.default("cutoff_len", path, 2048)
+    if joins or packs:
+        if not document and not conversion.is_on("neat_packing"):
             conversion.note("packed rows do not attend to each other, as with neat_packing")
         for key in ("packing", "neat_packing"):
-            if key in conversion.left:
-                conversion.move(key, "data.batching.type", "pack")
-        conversion.drop("group_by_length", Unneeded("rows are packed"))
+            conversion.move(key, "data.batching.type", "chunk" if document else "pack")
+        conversion.drop("group_by_length", Unneeded("documents are joined" if document else "rows are packed"))
 
 
 def convert_flags(conversion: Conversion) -> None:
@@ -200,7 +196,7 @@ def convert_flags(conversion: Conversion) -> None:
 
 
 def convert_validation(conversion: Conversion) -> None:
-    if conversion.has("data.source.streaming"):
+    if is_stream(conversion):
         conversion.drop("val_size", Missing("a stream is not divided; write data.validation"))
     else:
         convert_validation_size(conversion, "val_size")

@@ -152,8 +152,8 @@ LLAMA_FACTORY_KEYS: Table = {
     "eval_on_each_dataset": Missing("there is one dataset for validation"),
     "ignore_pad_token_for_loss": Unneeded("padding is not in the loss"),
     "val_size": By("data.split"),
-    "packing": By("data.batching: {type: pack}"),
-    "neat_packing": By("data.batching: {type: pack}"),
+    "packing": By("data.batching: {type: pack} or {type: chunk}"),
+    "neat_packing": By("data.batching: {type: pack} or {type: chunk}"),
     # generation
     "do_predict": Unneeded("partita predict and partita evaluate generate answers"),
     "predict_with_generate": To("trainer.evaluate_generated"),

@@ -158,6 +158,15 @@ def put_sources(conversion: Conversion, sources: Sequence[FoundSource]) -> None:
         conversion.put("data.stop", "all_once")
 
 
+def is_stream(conversion: Conversion) -> bool:
+    """Return whether the converted file streams its rows, also those of a mix."""
+    mix = conversion.root.find(("data", "mix"))
+    parts = mix.plain() if mix is not None else []
+    sources = [part.get("source") for part in parts] if isinstance(parts, list) else []
+    streams = any(isinstance(source, dict) and source.get("streaming") for source in sources)
+    return conversion.has("data.source.streaming") or streams
+
+
 def put_split(conversion: Conversion, validation: float, *, at: Node | None = None, written: str | None = None) -> None:
     """Write a random split without test rows.
 

@@ -16,6 +16,7 @@ from partita_schema.compat.tools.rows import (
     has_unread_split,
     hub_source,
     is_hub_id,
+    is_stream,
     put_features,
     put_sources,
     put_split,
@@ -270,7 +271,7 @@ def convert_validation(conversion: Conversion) -> None:
     source = conversion.root.find(("data", "source"))
     name = source.plain() if source is not None else None
     hub = name if isinstance(name, dict) and name.get("type") == "hub" else None
-    streaming = conversion.has("data.source.streaming")
+    streaming = is_stream(conversion)
     if "test_split_size" in conversion.left and not streaming:
         convert_validation_size(conversion, "test_split_size")
         return

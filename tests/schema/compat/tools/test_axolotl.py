@@ -282,6 +282,47 @@ def test_documents_become_language_modelling_in_chunks(tmp_path: Path) -> None:
     assert joined.data.batching == ChunkBatching(type="chunk", context_length=512)
 
 
+LONG_DOCUMENTS = (
+    "documents longer than sequence_len are cut, and counted in the ledger; axolotl makes several rows of them: to "
+    "learn all of them, write data.batching: {type: chunk, context_length: ...}, which joins documents, instead of "
+    "preprocessing.global_max_sequence_length"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "isolated"),
+    [
+        ("datasets", "", None),
+        ("datasets", "sample_packing: false\ngroup_by_length: true\n", None),
+        ("datasets", "pretraining_sample_concatenation: true\n", None),
+        ("datasets", "sample_packing: true\ngroup_by_length: true\n", True),
+        ("datasets", "sample_packing: true\npretrain_multipack_attn: false\n", True),
+        ("pretraining_dataset", "max_steps: 5\n", None),
+        ("pretraining_dataset", "max_steps: 5\nsample_packing: true\n", True),
+        ("pretraining_dataset", "max_steps: 5\nsample_packing: true\npretrain_multipack_attn: false\n", False),
+        ("pretraining_dataset", "max_steps: 5\npretraining_sample_concatenation: true\n", False),
+        (
+            "pretraining_dataset",
+            "max_steps: 5\nsample_packing: true\npretraining_sample_concatenation: true\n",
+            True,
+        ),
+    ],
+)
+def test_documents_are_joined_only_where_axolotl_joins_them(
+    data: str, keys: str, isolated: bool | None, tmp_path: Path
+) -> None:
+    """Where they are not joined, each is a row, so that an epoch has as many steps as in axolotl."""
+    text = f"base_model: org/base\nsequence_len: 64\nlearning_rate: 1e-5\n{data}: [{{path: org/a, type: completion}}]\n"
+    config, report = converted(f"{text}excess_length_strategy: drop\n{keys}", "axolotl", tmp_path)
+    assert missing(report) == {}
+    if isolated is None:
+        assert config.data.batching.type == ("bucket" if "group_by_length" in keys else "auto")
+        assert config.preprocessing.global_max_sequence_length == 64
+    else:
+        assert config.data.batching == ChunkBatching(type="chunk", context_length=64, isolate_documents=isolated)
+    assert (LONG_DOCUMENTS in report.notes) == (data == "datasets" and isolated is None)
+
+
 def test_a_custom_prompt_becomes_a_template_with_the_columns(tmp_path: Path) -> None:
     config, report = converted(FILES["custom prompt"], "axolotl", tmp_path)
     assert config.prompt.template == "Q: {question} {{braces}}\nC: {context}\nA:"

@@ -238,6 +238,33 @@ def test_pretraining_becomes_language_modelling_in_chunks(folder: Path) -> None:
     assert stream.output_features[0].name == "body"
 
 
+@pytest.mark.parametrize(
+    ("keys", "joins"),
+    [
+        ("group_by_length: true\n", True),
+        ("neat_packing: true\npacking: false\n", True),
+        ("packing: false\n", False),
+        ("packing: false\ngroup_by_length: true\n", False),
+    ],
+)
+def test_pretraining_without_packing_has_a_row_for_each_document(keys: str, joins: bool, folder: Path) -> None:
+    text = HEAD.replace("sft", "pt") + f"dataset: wiki\ncutoff_len: 512\n{keys}"
+    config, report = converted(text, "llama_factory", folder)
+    assert missing(report) == {}
+    if joins:
+        assert config.data.batching == ChunkBatching(type="chunk", context_length=512)
+    else:
+        assert config.data.batching.type == ("bucket" if "group_by_length" in keys else "auto")
+        assert config.preprocessing.global_max_sequence_length == 512
+
+
+def test_several_streams_are_not_divided(folder: Path) -> None:
+    text = HEAD.replace("sft", "pt") + "dataset: c4,c4\nstreaming: true\nmax_steps: 5\n"
+    config, report = converted(f"{text}val_size: 100\n", "llama_factory", folder)
+    assert config.data.split is None
+    assert missing(report) == {"val_size": "a stream is not divided; write data.validation"}
+
+
 def test_formats_of_datasets_follow_their_description(folder: Path) -> None:
     glaive = config_of(FILES["sharegpt"], folder)
     assert glaive.dialogue_input is not None
