@@ -154,6 +154,7 @@ def convert_datasets(conversion: Conversion, rl: str) -> RowFormat:
         rows = RowFormat("dialogue", label="label" if rl == "kto" else "")
         rows = replace(rows, chosen="chosen", rejected="rejected") if rl in LOSSES else rows
         put_features(conversion, rows)
+        convert_validation_size(conversion, "val_set_size")
         return rows
     entries = read_entries(conversion, key, rl=rl)
     rows = one_format(conversion, key, [entry[1] for entry in entries])
@@ -220,7 +221,7 @@ def convert_length(conversion: Conversion, path: str) -> None:
 
 
 def convert_documents(conversion: Conversion) -> None:
-    """Convert the length of documents, and whether they are joined; without sample_packing, each is a row of its own."""
+    """Convert the length of documents, and whether they are joined; without sample_packing, each is a row."""
     streams = is_stream(conversion)  # pretraining_dataset
     packing = conversion.is_on("sample_packing")
     joined = streams and not packing and conversion.is_on("pretraining_sample_concatenation")

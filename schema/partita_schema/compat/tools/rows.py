@@ -182,20 +182,23 @@ def put_split(conversion: Conversion, validation: float, *, at: Node | None = No
 
 
 def convert_validation_size(conversion: Conversion, key: str) -> None:
-    """Convert the share of rows that are held out; without one, all rows are trained on."""
+    """Convert the share of rows that are held out; without one, or with a number of rows, all rows are trained on."""
     size = conversion.get(key, 0)
     if conversion.has("data.validation"):
         conversion.miss(key, "there is a dataset for validation")
+    is_share = isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < 1
+    if key in conversion.left and is_share:
+        node = conversion.take(key, "data.split")
+        put_split(conversion, float(size), at=node, written=conversion.name(key))
         return
-    if isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < 1:
-        if key in conversion.left:
-            node = conversion.take(key, "data.split")
-            put_split(conversion, float(size), at=node, written=conversion.name(key))
-        else:
-            put_split(conversion, 0.0)
-            conversion.report.defaults.append((key, "data.split", 0))
-        return
-    conversion.miss(key, "a number of rows is not available; write a share in data.split.probabilities")
+    put_split(conversion, 0.0)
+    if key not in conversion.left:
+        conversion.report.defaults.append((key, "data.split", 0))
+    conversion.miss(
+        key,
+        "a number of rows is not available, so no rows are held out (data.split.probabilities: [1, 0, 0]); write the "
+        "share of validation rows there",
+    )
 
 
 def hub_source(

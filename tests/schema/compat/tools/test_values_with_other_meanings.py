@@ -9,6 +9,7 @@ import pytest
 from partita_schema.compat.tools.conversion import Report
 from partita_schema.config import Config
 from partita_schema.convert import ToolName
+from partita_schema.sections.data import RandomSplit
 from partita_schema.sections.trainer import FinetuneTrainer
 
 from .conversions import converted, missing, refusal_of
@@ -130,6 +131,44 @@ def test_a_cosine_with_one_cycle_has_no_restart(options: str, unread: set[str], 
     config, report = converted(f"{TRL}lr_scheduler_type: cosine_with_restarts\n{options}", "trl", tmp_path)
     assert scheduler(config) == {"decay": "cosine", "warmup_steps": 0, "min_ratio": 0}
     assert set(missing(report)) == set(unread)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "key"),
+    [
+        ("trl", TRL, "test_split_size"),
+        ("llama_factory", "model_name_or_path: org/model\ndataset: mine\n", "val_size"),
+        ("axolotl", AXOLOTL % "", "val_set_size"),
+        ("axolotl", "base_model: org/model\n", "val_set_size"),
+    ],
+)
+def test_no_rows_are_held_out_for_a_number_of_validation_rows(
+    tool: ToolName, text: str, key: str, tmp_path: Path
+) -> None:
+    config, report = converted(f"{text}{key}: 20\n", tool, tmp_path)
+    assert missing(report)[key] == (
+        "a number of rows is not available, so no rows are held out (data.split.probabilities: [1, 0, 0]); write the "
+        "share of validation rows there"
+    )
+    for written, shares in (("20", (1, 0, 0)), ("0.1", (0.9, 0.1, 0)), ("0", (1, 0, 0)), ("", (1, 0, 0))):
+        config, report = converted(f"{text}{key}: {written}\n", tool, tmp_path)
+        assert isinstance(config.data.split, RandomSplit)
+        assert config.data.split.probabilities == shares
+    assert (key, "data.split", 0) in report.defaults
+
+
+def test_no_rows_are_held_out_next_to_a_dataset_for_validation(tmp_path: Path) -> None:
+    """Also none for tests, of which partita's default takes a share."""
+    (tmp_path / "dataset_info.json").write_text('{"a": {"file_name": "a.json"}}')
+    rows = f"model_name_or_path: org/model\ndataset_dir: {tmp_path}\ndataset: a\neval_dataset: a\n"
+    tests = AXOLOTL % "" + "test_datasets: [{path: org/b, type: chat_template}]\n"
+    for tool, text, key in (("axolotl", tests, "val_set_size"), ("llama_factory", rows, "val_size")):
+        for more in ("", f"{key}: 0.1\n"):
+            config, report = converted(text + more, tool, tmp_path)  # type: ignore[arg-type]
+            assert config.data.validation is not None
+            assert isinstance(config.data.split, RandomSplit)
+            assert config.data.split.probabilities == (1, 0, 0)
+            assert missing(report) == ({key: "there is a dataset for validation"} if more else {})
 
 
 def test_only_a_cosine_of_axolotl_has_a_lowest_rate(tmp_path: Path) -> None:
