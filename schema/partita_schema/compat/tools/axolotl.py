@@ -24,6 +24,7 @@ from partita_schema.compat.tools.training_arguments import (
     convert_schedule,
     convert_sharding,
     convert_training,
+    drop_dropout,
     move_local_model,
     write_schedule_defaults,
 )
@@ -38,7 +39,7 @@ def convert_axolotl(conversion: Conversion) -> None:
     """
     rl = method_of(conversion)
     convert_model(conversion)
-    convert_adapter(conversion)
+    convert_adapter(conversion, rl)
     rows = convert_datasets(conversion, rl)
     convert_optimizer(conversion, key="optimizer")
     convert_schedule(conversion, key="lr_scheduler")
@@ -94,11 +95,18 @@ def convert_model(conversion: Conversion) -> None:
             conversion.move(key, "model_parameters.dtype", dtype)
 
 
-def convert_adapter(conversion: Conversion) -> None:
-    """Convert the adapter and the quantization that goes with it."""
+def convert_adapter(conversion: Conversion, rl: str) -> None:
+    """Convert the adapter and the quantization that goes with it.
+
+    Args:
+        conversion: The conversion.
+        rl: How preferences are trained on; empty without.
+    """
     kind = conversion.get("adapter")
     if kind in ("lora", "qlora"):
         conversion.move("adapter", "adapter.type", "lora")
+        if rl:
+            drop_dropout(conversion)
         convert_targets(conversion)
         init = conversion.get("peft_init_lora_weights")
         if init is not None and init is not False:

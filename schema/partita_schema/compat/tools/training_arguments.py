@@ -344,6 +344,13 @@ def sharding_obstacles(conversion: Conversion) -> Sequence[str]:
     return obstacles
 
 
+def drop_dropout(conversion: Conversion) -> None:
+    """Switch off the dropout of an adapter, which the tools do in training on preferences."""
+    conversion.drop("lora_dropout", Unneeded("dropout is off in training on preferences"))
+    conversion.put("adapter.dropout", 0.0)
+    conversion.report.defaults.append(("disable_dropout: true", "adapter.dropout", 0))
+
+
 def convert_simpo(conversion: Conversion, *, tool: str, beta: str) -> None:
     """Convert the constants of simpo, with the defaults of TRL's CPOConfig.
 

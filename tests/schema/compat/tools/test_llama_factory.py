@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita_schema.compat.tools.conversion import Report
 from partita_schema.config import Config
 from partita_schema.convert import convert_file
 from partita_schema.errors import ConfigError
@@ -179,6 +180,10 @@ def config_of(text: str, folder: Path) -> Config:
     return converted(text, "llama_factory", folder)[0]
 
 
+def unneeded(report: Report) -> list[str]:
+    return [f"{problem.path}: {problem.message}" for problem in report.unneeded]
+
+
 def finetune(config: Config) -> FinetuneTrainer:
     assert isinstance(config.trainer, FinetuneTrainer)
     return config.trainer
@@ -305,6 +310,28 @@ def test_stages_of_preferences_become_their_trainers(folder: Path) -> None:
     ]
     assert found["smoothed dpo"].output_features[0].source_column == "better"
     assert found["smoothed dpo"].input_features[0].name == "conversations"
+
+
+@pytest.mark.parametrize(
+    ("stage", "data", "more", "dropout"),
+    [
+        ("dpo", "pairs", "", 0),
+        ("dpo", "pairs", "pref_loss: orpo\n", 0),
+        ("dpo", "pairs", "pref_loss: simpo\n", 0),
+        ("kto", "liked", "", 0),
+        ("rm", "pairs", "", 0.1),
+        ("sft", "identity", "", 0.1),
+    ],
+)
+def test_dropout_is_off_in_the_stages_that_switch_it_off(
+    stage: str, data: str, more: str, dropout: float, folder: Path
+) -> None:
+    text = HEAD.replace("sft", stage) + f"dataset: {data}\nlora_dropout: 0.1\n{more}"
+    config, report = converted(text, "llama_factory", folder)
+    assert isinstance(config.adapter, LoraAdapter)
+    assert config.adapter.dropout == dropout
+    assert ("lora_dropout: dropout is off in training on preferences" in unneeded(report)) == (dropout == 0)
+    assert (("disable_dropout: true", "adapter.dropout", 0) in report.defaults) == (dropout == 0)
 
 
 def test_options_of_preferences_without_a_counterpart_are_listed(folder: Path) -> None:
