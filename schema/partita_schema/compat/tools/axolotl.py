@@ -13,6 +13,7 @@ from partita_schema.compat.tools.rows import (
     common_format,
     convert_validation_size,
     is_stream,
+    note_repeated_turns,
     put_features,
     put_sources,
 )
@@ -47,6 +48,8 @@ def convert_axolotl(conversion: Conversion) -> None:
     convert_training(conversion)
     convert_preferences(conversion, rl)
     convert_sizes(conversion)
+    convert_system_message(conversion, rows)
+    note_repeated_turns(conversion, rows)
     convert_trackers(conversion)
     conversion.apply_table(later=SHARDING_KEYS)
     write_defaults(conversion)
@@ -278,6 +281,16 @@ def convert_sizes(conversion: Conversion) -> None:
     if conversion.get("batch_size") is not None and conversion.get("gradient_accumulation_steps") is None:
         conversion.move("batch_size", "trainer.effective_batch_size")
     conversion.drop("batch_size", Unneeded("micro_batch_size and gradient_accumulation_steps are set"))
+
+
+def convert_system_message(conversion: Conversion, rows: RowFormat) -> None:
+    """Convert the default system message, which only axolotl's chat template chatml has."""
+    template = conversion.source.mapping().get("chat_template")
+    if template is None or template.value != "chatml":
+        conversion.drop("default_system_message", Unneeded("axolotl uses it only with chat_template: chatml"))
+    elif rows.kind != "dialogue" or rows.form == "segments":
+        conversion.drop("default_system_message", Unneeded("axolotl uses it only in a chat template"))
+    conversion.move("default_system_message", "prompt.system")
 
 
 def convert_trackers(conversion: Conversion) -> None:

@@ -60,7 +60,7 @@ AXOLOTL_KEYS: Table = {
     "chat_template_jinja": TEMPLATE,
     "chat_template_kwargs": To("prompt.chat_template_kwargs"),
     "eot_tokens": TEMPLATE,
-    "default_system_message": To("prompt.system"),
+    "default_system_message": By("prompt.system, if chat_template is chatml"),
     "attn_implementation": By("model_parameters.attention"),
     "flash_attention": By("model_parameters.attention: flash_attention_2"),
     "sdp_attention": By("model_parameters.attention: sdpa"),

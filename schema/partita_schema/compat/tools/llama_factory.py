@@ -4,7 +4,7 @@ from partita_schema.compat.tools.conversion import Conversion, Missing, To, Unne
 from partita_schema.compat.tools.llama_factory_datasets import convert_datasets
 from partita_schema.compat.tools.llama_factory_keys import LLAMA_FACTORY_KEYS
 from partita_schema.compat.tools.llama_factory_preferences import TRAINERS, convert_preferences
-from partita_schema.compat.tools.rows import RowFormat, convert_validation_size, is_stream
+from partita_schema.compat.tools.rows import RowFormat, convert_validation_size, is_stream, note_repeated_turns
 from partita_schema.compat.tools.training_arguments import (
     SHARDING_KEYS,
     convert_base_model,
@@ -32,10 +32,12 @@ def convert_llama_factory(conversion: Conversion) -> None:
     convert_method(conversion)
     rows = convert_datasets(conversion)
     convert_lengths(conversion, rows)
+    convert_template(conversion, rows)
     if trains:
         convert_training(conversion)
         convert_preferences(conversion, stage)
         convert_flags(conversion)
+        note_repeated_turns(conversion, rows)
         convert_validation(conversion)
     else:
         conversion.put("trainer.type", "none")
@@ -175,6 +177,13 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
         for key in ("packing", "neat_packing"):
             conversion.move(key, "data.batching.type", "chunk" if document else "pack")
         conversion.drop("group_by_length", Unneeded("documents are joined" if document else "rows are packed"))
+
+
+def convert_template(conversion: Conversion, rows: RowFormat) -> None:
+    """Drop the options of chat templates from a file for documents, which have none."""
+    if rows.kind == "document":
+        for key in ("template", "default_system", "enable_thinking", "reasoning_effort", "tool_format"):
+            conversion.drop(key, Unneeded("documents have no chat template"))
 
 
 def convert_flags(conversion: Conversion) -> None:

@@ -158,6 +158,25 @@ def put_sources(conversion: Conversion, sources: Sequence[FoundSource]) -> None:
         conversion.put("data.stop", "all_once")
 
 
+def note_repeated_turns(conversion: Conversion, rows: RowFormat) -> None:
+    """Note that a dialogue may become several rows, unless rows have one answer. Called after the trainer's keys."""
+    one_answer = rows.chosen or rows.label or rows.form in ("prompt_completion", "segments") or without_history(rows)
+    if rows.kind != "dialogue" or one_answer or conversion.has("data.dialogue.mode"):
+        return
+    learned = conversion.value("trainer.completion_only_loss") is False
+    conversion.note(
+        "if the model has no chat template, or one that rewrites earlier turns, each answer of a dialogue becomes a "
+        "row with all turns before it, "
+        + ("which are in the loss of each of these rows" if learned else "so that an epoch has more rows and steps")
+        + " (partita preview shows them)"
+    )
+
+
+def without_history(rows: RowFormat) -> bool:
+    """Return whether rows are Alpaca's, without earlier turns."""
+    return rows.form == "alpaca" and "history" in rows.ignored
+
+
 def is_stream(conversion: Conversion) -> bool:
     """Return whether the converted file streams its rows, also those of a mix."""
     mix = conversion.root.find(("data", "mix"))

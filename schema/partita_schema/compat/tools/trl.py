@@ -17,6 +17,7 @@ from partita_schema.compat.tools.rows import (
     hub_source,
     is_hub_id,
     is_stream,
+    note_repeated_turns,
     put_features,
     put_sources,
     put_split,
@@ -40,10 +41,6 @@ from partita_schema.compat.tools.trl_preferences import (
     unfit_loss,
 )
 
-REPEATED_TURNS = (
-    "if the chat template rewrites earlier turns, each answer of a dialogue becomes a row with all turns before it, "
-    "which are in the loss of each of these rows (partita preview shows them)"
-)
 SFT_LOSSES = ("nll", "chunked_nll")
 
 
@@ -64,6 +61,7 @@ def convert_trl(conversion: Conversion) -> None:
     convert_lengths(conversion, rows)
     if not method:
         convert_loss(conversion, rows)
+        note_repeated_turns(conversion, rows)
     convert_training(conversion)
     if method:
         convert_preferences(conversion, method)
@@ -342,5 +340,4 @@ def convert_loss(conversion: Conversion, rows: RowFormat) -> None:
             "TRL's loss is on all tokens of a dialogue unless assistant_only_loss is set; remove "
             "trainer.completion_only_loss for the answers alone, also if rows have a prompt and a completion"
         )
-        conversion.note(REPEATED_TURNS)
     conversion.drop("assistant_only_loss", Unneeded("it is off"))

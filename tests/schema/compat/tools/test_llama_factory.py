@@ -153,6 +153,10 @@ top_p: 0.9
 }
 
 
+TEMPLATE = (
+    "the chat template of the model's tokenizer is used, and without one messages are joined without their roles; save "
+    "this template with the tokenizer, or compare both with partita preview"
+)
 ENTRY_KEYS = ["file_name", "hf_hub_url", "formatting", "columns", "tags", "subset", "split", "ranking", "num_samples"]
 DESCRIBED = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["a.json", "sharegpt", "alpaca", "", "role", "x"]),
@@ -213,7 +217,7 @@ def test_lora_keeps_adapter_data_and_training(folder: Path) -> None:
     assert config.data.loader.workers == 4
     assert isinstance(config.split, RandomSplit)
     assert config.split.probabilities == (1, 0, 0)
-    assert missing(report) == {}
+    assert missing(report) == {"template": TEMPLATE}
     assert ("lora_alpha", "adapter.alpha", 16) in report.defaults
     assert report.unset == ["resume_from_checkpoint", "save_only_model"]
 
@@ -261,6 +265,16 @@ def test_pretraining_without_packing_has_a_row_for_each_document(keys: str, join
     else:
         assert config.data.batching.type == ("bucket" if "group_by_length" in keys else "auto")
         assert config.preprocessing.global_max_sequence_length == 512
+
+
+def test_documents_have_no_chat_template(folder: Path) -> None:
+    keys = "template: llama3\ndefault_system: Be kind.\nenable_thinking: false\ntool_format: qwen\n"
+    config, report = converted(f"{FILES['pretraining']}{keys}", "llama_factory", folder)
+    assert config.prompt.system is None
+    assert missing(report) == {}
+    assert {f"{key}: documents have no chat template" for key in ("template", "default_system", "tool_format")} <= {
+        *unneeded(report)
+    }
 
 
 def test_several_streams_are_not_divided(folder: Path) -> None:
@@ -355,7 +369,8 @@ def test_a_dataset_that_is_not_described_is_listed_and_the_rest_is_converted(fol
     config, report = converted(FILES["undescribed"], "llama_factory", folder)
     assert config.data.source is None
     assert missing(report) == {
-        "dataset": "no dataset_info.json describes mine; write their files or Hub ids as data.source or data.mix"
+        "dataset": "no dataset_info.json describes mine; write their files or Hub ids as data.source or data.mix",
+        "template": TEMPLATE,
     }
     (folder / "data/dataset_info.json").write_text("{broken")
     _, report = converted(FULL, "llama_factory", folder)
@@ -382,7 +397,7 @@ def test_files_that_only_generate_keep_the_adapter_and_the_sampling(folder: Path
         64,
     )
     _, report = converted(FILES["server"], "llama_factory", folder)
-    assert set(missing(report)) == {"infer_backend", "vllm_enforce_eager"}
+    assert set(missing(report)) == {"infer_backend", "template", "vllm_enforce_eager"}
 
 
 def test_zero_3_shards_the_weights(folder: Path) -> None:
@@ -393,7 +408,7 @@ def test_zero_3_shards_the_weights(folder: Path) -> None:
 
 def test_optimizers_without_a_counterpart_are_listed(folder: Path) -> None:
     _, report = converted(FILES["galore"], "llama_factory", folder)
-    assert set(missing(report)) == {"use_galore", "galore_layerwise", "galore_rank"}
+    assert set(missing(report)) == {"template", "use_galore", "galore_layerwise", "galore_rank"}
     assert finetune(config_of(FILES["muon"], folder)).optimizer.type == "muon"
 
 

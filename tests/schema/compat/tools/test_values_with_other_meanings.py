@@ -171,6 +171,71 @@ def test_no_rows_are_held_out_next_to_a_dataset_for_validation(tmp_path: Path) -
             assert missing(report) == ({key: "there is a dataset for validation"} if more else {})
 
 
+@pytest.mark.parametrize(
+    ("template", "kind", "system", "why"),
+    [
+        ("chatml", "chat_template", "Be kind.", None),
+        ("llama3", "chat_template", None, "axolotl uses it only with chat_template: chatml"),
+        (None, "chat_template", None, "axolotl uses it only with chat_template: chatml"),
+        ("chatml", "alpaca", None, "axolotl uses it only in a chat template"),
+        ("chatml", "input_output", None, "axolotl uses it only in a chat template"),
+        ("chatml", "completion", None, "axolotl uses it only in a chat template"),
+    ],
+)
+def test_a_default_system_message_of_axolotl_is_that_of_its_chatml(
+    template: str | None, kind: str, system: str | None, why: str | None, tmp_path: Path
+) -> None:
+    text = f"base_model: org/model\ndatasets: [{{path: org/data, type: {kind}}}]\ndefault_system_message: Be kind.\n"
+    text += f"chat_template: {template}\n" if template else ""
+    config, report = converted(text, "axolotl", tmp_path)
+    assert config.prompt.system == system
+    unneeded = {problem.path: problem.message for problem in report.unneeded}
+    assert unneeded.get("default_system_message") == why
+
+
+ROWS_OF_ANSWERS = (
+    "if the model has no chat template, or one that rewrites earlier turns, each answer of a dialogue becomes a row "
+    "with all turns before it, "
+)
+MORE_ROWS = f"{ROWS_OF_ANSWERS}so that an epoch has more rows and steps (partita preview shows them)"
+LEARNED_AGAIN = f"{ROWS_OF_ANSWERS}which are in the loss of each of these rows (partita preview shows them)"
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "note"),
+    [
+        ("axolotl", AXOLOTL % "", MORE_ROWS),
+        ("axolotl", f"{AXOLOTL % ''}train_on_inputs: true\n", LEARNED_AGAIN),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: alpaca}]\n", None),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: input_output}]\n", None),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: completion}]\n", None),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: chatml.intel}]\nrl: dpo\n", None),
+        ("llama_factory", "dataset: chat\n", MORE_ROWS),
+        ("llama_factory", "dataset: chat\ntrain_on_prompt: true\n", LEARNED_AGAIN),
+        ("llama_factory", "dataset: chat\nmask_history: true\n", None),
+        ("llama_factory", "dataset: chat\ndo_predict: true\n", None),
+        ("llama_factory", "dataset: alpaca\n", None),
+        ("llama_factory", "dataset: history\n", MORE_ROWS),
+        ("llama_factory", "dataset: alpaca,chat\n", MORE_ROWS),
+        ("trl", TRL, MORE_ROWS),
+        ("trl", TRL.replace("true", "false"), LEARNED_AGAIN),
+        ("trl", f"{TRL}loss_type: ipo\n", None),
+        ("trl", "model_name_or_path: org/model\ncompletion_only_loss: true\n", None),
+    ],
+)
+def test_dialogues_that_may_become_several_rows_are_named(
+    tool: ToolName, text: str, note: str | None, tmp_path: Path
+) -> None:
+    if tool == "llama_factory":
+        history = {"prompt": "instruction", "response": "output", "history": "history"}
+        info: dict[str, Any] = {"alpaca": {}, "history": {"columns": history}, "chat": {"formatting": "sharegpt"}}
+        described = {name: {"file_name": "a.json", **entry} for name, entry in info.items()}
+        (tmp_path / "dataset_info.json").write_text(json.dumps(described))
+        text = f"model_name_or_path: org/model\ndataset_dir: {tmp_path}\n{text}"
+    notes = converted(text, tool, tmp_path)[1].notes
+    assert [one for one in notes if one.startswith(ROWS_OF_ANSWERS)] == ([note] if note else [])
+
+
 def test_only_a_cosine_of_axolotl_has_a_lowest_rate(tmp_path: Path) -> None:
     assert scheduler(axolotl("cosine_min_lr_ratio: 0.1\n", tmp_path)[0])["min_ratio"] == 0.1
     for schedule in ("linear", "constant"):
