@@ -27,6 +27,7 @@ from partita_schema.compat.tools.training_arguments import (
     convert_training,
     drop_dropout,
     move_local_model,
+    write_default_length,
     write_schedule_defaults,
 )
 
@@ -228,7 +229,7 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
 
 def convert_length(conversion: Conversion, path: str) -> None:
     conversion.move("sequence_len", path)
-    conversion.default("sequence_len", path, 512)
+    write_default_length(conversion, key="sequence_len", path=path, length=512, tool="axolotl")
 
 
 def convert_documents(conversion: Conversion) -> None:

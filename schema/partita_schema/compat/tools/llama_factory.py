@@ -11,6 +11,7 @@ from partita_schema.compat.tools.training_arguments import (
     convert_packed_attention,
     convert_sharding,
     convert_training,
+    write_default_length,
     write_training_defaults,
 )
 from partita_schema.compat.tools.training_arguments_keys import TRAINING
@@ -170,7 +171,7 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
     if joins:
         conversion.put("data.batching.type", "chunk")
     conversion.move("cutoff_len", path)
-    conversion.default("cutoff_len", path, 2048)
+    write_default_length(conversion, key="cutoff_len", path=path, length=2048, tool="LLaMA-Factory")
     if joins or packs:
         if not document and not conversion.is_on("neat_packing"):
             conversion.note("packed rows do not attend to each other, as with neat_packing")

@@ -344,6 +344,25 @@ def sharding_obstacles(conversion: Conversion) -> Sequence[str]:
     return obstacles
 
 
+def write_default_length(conversion: Conversion, *, key: str, path: str, length: int, tool: str) -> None:
+    """Write out the maximum length of a tool, and note it: models with a shorter context do not take it.
+
+    Args:
+        conversion: The conversion.
+        key: The tool's key of the length.
+        path: The key of the length here.
+        length: Its default.
+        tool: Name of the tool.
+    """
+    if conversion.has(path):
+        return
+    conversion.default(key, path, length)
+    conversion.note(
+        f"{key} is not in the file, so {tool}'s default of {length:,} tokens is written out; for a model with a "
+        f"shorter context remove {path}, and rows are as long as the context allows"
+    )
+
+
 def drop_dropout(conversion: Conversion) -> None:
     """Switch off the dropout of an adapter, which the tools do in training on preferences."""
     conversion.drop("lora_dropout", Unneeded("dropout is off in training on preferences"))

@@ -29,6 +29,7 @@ from partita_schema.compat.tools.training_arguments import (
     convert_packed_attention,
     convert_sharding,
     convert_training,
+    write_default_length,
     write_training_defaults,
 )
 from partita_schema.compat.tools.trl_keys import OTHER_TRAINERS
@@ -304,7 +305,7 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
     if not chunks and conversion.is_empty("max_length"):
         conversion.note("max_length is null: rows are cut only at the context length of the model, as here")
     else:
-        conversion.default("max_length", path, 1024)
+        write_default_length(conversion, key="max_length", path=path, length=1024, tool="TRL")
     if packing:
         conversion.move("packing", "data.batching.type", "chunk" if chunks else "pack")
         conversion.drop("group_by_length", Unneeded("rows are packed"))

@@ -236,6 +236,26 @@ def test_dialogues_that_may_become_several_rows_are_named(
     assert [one for one in notes if one.startswith(ROWS_OF_ANSWERS)] == ([note] if note else [])
 
 
+@pytest.mark.parametrize(
+    ("tool", "text", "key", "title", "length"),
+    [
+        ("axolotl", AXOLOTL % "", "sequence_len", "axolotl", "512"),
+        ("llama_factory", "model_name_or_path: org/model\n", "cutoff_len", "LLaMA-Factory", "2,048"),
+        ("trl", TRL, "max_length", "TRL", "1,024"),
+    ],
+)
+def test_a_default_length_is_named_for_models_with_a_shorter_context(
+    tool: ToolName, text: str, key: str, title: str, length: str, tmp_path: Path
+) -> None:
+    note = (
+        f"{key} is not in the file, so {title}'s default of {length} tokens is written out; for a model with a shorter "
+        "context remove preprocessing.global_max_sequence_length, and rows are as long as the context allows"
+    )
+    assert note in converted(text, tool, tmp_path)[1].notes
+    written = converted(f"{text}{key}: 256\n", tool, tmp_path)[1].notes
+    assert not any(one.startswith(f"{key} is not in the file") for one in written)
+
+
 def test_only_a_cosine_of_axolotl_has_a_lowest_rate(tmp_path: Path) -> None:
     assert scheduler(axolotl("cosine_min_lr_ratio: 0.1\n", tmp_path)[0])["min_ratio"] == 0.1
     for schedule in ("linear", "constant"):
