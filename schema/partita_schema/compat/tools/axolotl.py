@@ -30,6 +30,7 @@ from partita_schema.compat.tools.training_arguments import (
     write_default_length,
     write_schedule_defaults,
 )
+from partita_schema.compat.tools.training_arguments_keys import KERNELS
 
 
 def convert_axolotl(conversion: Conversion) -> None:
@@ -94,9 +95,24 @@ def convert_model(conversion: Conversion) -> None:
         else:
             conversion.drop(key, Unneeded("it is off"))
     convert_attention(conversion)
+    convert_plugins(conversion)
     for key, dtype in (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32")):
         if conversion.is_on(key):
             conversion.move(key, "model_parameters.dtype", dtype)
+
+
+KERNEL_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "KernelsPlugin")
+"""Plugins that change the speed, not the result."""
+
+
+def convert_plugins(conversion: Conversion) -> None:
+    """Drop the plugins: those with kernels are not needed, and others have no counterpart."""
+    written = conversion.get("plugins")
+    paths = [str(path) for path in written] if isinstance(written, list | tuple) else names_of(written or "")
+    others = [path for path in paths if path.rsplit(".", 1)[-1] not in KERNEL_PLUGINS]
+    if others:
+        conversion.miss("plugins", f"not used here: {', '.join(others)}; look up what each does to the training")
+    conversion.drop("plugins", KERNELS)
 
 
 def convert_adapter(conversion: Conversion, rl: str) -> None:

@@ -78,7 +78,7 @@ AXOLOTL_KEYS: Table = {
     "liger_*": KERNELS,
     "cut_cross_entropy": KERNELS,
     "use_kernels": KERNELS,
-    "plugins": KERNELS,
+    "plugins": By("nothing: those with kernels are not needed, and others have no counterpart"),
     "bfloat16": By("model_parameters.dtype"),
     "float16": By("model_parameters.dtype"),
     "float32": By("model_parameters.dtype"),

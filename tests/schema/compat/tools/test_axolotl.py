@@ -378,6 +378,25 @@ def test_what_has_no_counterpart_is_listed_with_its_line_and_what_to_do(tmp_path
     assert missing(report)["lr_scheduler"].startswith("one_cycle is not available, and cosine is used")
 
 
+@pytest.mark.parametrize(
+    ("written", "others"),
+    [
+        ("[axolotl.integrations.liger.LigerPlugin]", None),
+        ("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin", None),
+        ("[axolotl.integrations.spectrum.SpectrumPlugin]", "axolotl.integrations.spectrum.SpectrumPlugin"),
+        (
+            "[axolotl.integrations.kd.KDPlugin, axolotl.integrations.liger.LigerPlugin, mine.Other]",
+            "axolotl.integrations.kd.KDPlugin, mine.Other",
+        ),
+    ],
+)
+def test_only_plugins_with_kernels_are_not_needed(written: str, others: str | None, tmp_path: Path) -> None:
+    _, report = converted(f"{HEAD}{TAIL}plugins: {written}\n", "axolotl", tmp_path)
+    reason = f"not used here: {others}; look up what each does to the training"
+    assert missing(report) == ({"plugins": reason} if others else {})
+    assert ("plugins" in [problem.path for problem in report.unneeded]) == (others is None)
+
+
 def test_tools_and_reasoning_are_read_under_the_usual_names(tmp_path: Path) -> None:
     _, report = converted(FILES["tools and reasoning"], "axolotl", tmp_path)
     assert missing(report) == {
