@@ -339,4 +339,20 @@ def write_defaults(conversion: Conversion) -> None:
     if not conversion.has("trainer.max_steps"):
         conversion.default("num_epochs", "trainer.epochs", 1)
     write_schedule_defaults(conversion, key="lr_scheduler", decay="cosine", warmup=None)
+    write_default_warmup(conversion)
     conversion.default("load_best_model_at_end", "trainer.restore_best", False)
+
+
+def write_default_warmup(conversion: Conversion) -> None:
+    """Keep axolotl's limit of 100 steps of a warmup that no key sets; partita's has none."""
+    section = "trainer.learning_rate_scheduler"
+    if conversion.has(f"{section}.warmup_steps") or conversion.has(f"{section}.warmup_fraction"):
+        return
+    steps = conversion.value("trainer.max_steps")
+    if steps is None:
+        conversion.note(
+            "without warmup_steps and warmup_ratio, axolotl's warmup has 3 % of the steps, but at most 100; here it "
+            f"has 3 % also in runs of more than 3,333 steps: write {section}.warmup_steps: 100 for them"
+        )
+    elif isinstance(steps, int) and steps > 3333:
+        conversion.default("warmup_steps", f"{section}.warmup_steps", 100)

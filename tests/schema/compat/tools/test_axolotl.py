@@ -397,6 +397,29 @@ def test_only_plugins_with_kernels_are_not_needed(written: str, others: str | No
     assert ("plugins" in [problem.path for problem in report.unneeded]) == (others is None)
 
 
+@pytest.mark.parametrize(
+    ("keys", "steps", "named"),
+    [
+        ("", None, True),
+        ("max_steps: 3000\n", None, False),
+        ("max_steps: 4000\n", 100, False),
+        ("warmup_steps: 20\n", 20, False),
+        ("warmup_ratio: 0.1\n", None, False),
+        ("lr_scheduler: constant\n", 0, False),
+    ],
+)
+def test_a_warmup_that_no_key_sets_has_at_most_100_steps(
+    keys: str, steps: int | None, named: bool, tmp_path: Path
+) -> None:
+    config, report = converted(f"{HEAD}{TAIL}{keys}", "axolotl", tmp_path)
+    assert finetune(config).learning_rate_scheduler.warmup_steps == steps
+    note = (
+        "without warmup_steps and warmup_ratio, axolotl's warmup has 3 % of the steps, but at most 100; here it has "
+        "3 % also in runs of more than 3,333 steps: write trainer.learning_rate_scheduler.warmup_steps: 100 for them"
+    )
+    assert (note in report.notes) == named
+
+
 def test_tools_and_reasoning_are_read_under_the_usual_names(tmp_path: Path) -> None:
     _, report = converted(FILES["tools and reasoning"], "axolotl", tmp_path)
     assert missing(report) == {
