@@ -222,6 +222,14 @@ def test_lora_keeps_adapter_data_and_training(folder: Path) -> None:
     assert report.unset == ["resume_from_checkpoint", "save_only_model"]
 
 
+def test_a_number_of_rows_is_not_the_first_ones(folder: Path) -> None:
+    first = "max_samples takes the first rows of a dataset, preprocessing.sample_size random ones"
+    each = "max_samples counts the rows of each dataset, preprocessing.sample_size those of all together"
+    for text, notes in ((LORA, [first, each]), (f"{FULL}max_samples: 10\n", [first]), (FULL, [])):
+        found = converted(text, "llama_factory", folder)[1].notes
+        assert [note for note in found if note.startswith("max_samples")] == notes
+
+
 def test_quantization_and_options_of_lora_have_their_counterparts(folder: Path) -> None:
     config = config_of(FILES["qlora"], folder)
     assert config.quantization is not None
