@@ -168,6 +168,17 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
                 "paged_adamw_8bit, adafactor, lion, lion_8bit, muon, schedule_free_adamw, sgd; got best"
             ),
         ),
+        (
+            "trainer: {type: finetune, optimizer: {type: adam, params: {eps: 1.e-8}}}",
+            (
+                "4:51: trainer.optimizer.params: unknown key; write one of type, betas, eps, weight_decay, momentum, "
+                "nesterov, fused"
+            ),
+        ),
+        (
+            "trainer: {type: finetune, wieght_decay: 0.1}",
+            "4:27: trainer.wieght_decay: unknown key; did you mean trainer.optimizer.weight_decay?",
+        ),
         ("adapter: none", "4:10: adapter: none is a text here; write null, or remove the key"),
         ("trainer: none", "4:10: trainer: write a mapping; got none, write trainer: {type: none}"),
         ("trainer: {type: no}", "4:17: trainer.type: no is read by YAML as false; write none"),

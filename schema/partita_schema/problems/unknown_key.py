@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from partita_schema.base import ConfigModel
-from partita_schema.common.text import folded, nearest
+from partita_schema.common.text import distance, folded, nearest
 from partita_schema.compat.aliases import FOREIGN
 from partita_schema.compat.ludwig_keys import IGNORED, RENAMED
 from partita_schema.config import Config
@@ -78,10 +78,21 @@ def unknown_key(
         return Advice(f"unknown key; {key} belongs to {' or '.join(sections)}")
     if near:
         return meant(near, section)
-    far = [path for name in nearest(key, known_names()) for path in paths_of(name) if len(key) > 4]
+    far = similar_elsewhere(key)
     if far:
         return Advice(f"unknown key; did you mean {' or '.join(far[:2])}?")
     return Advice(f"unknown key; {allowed(own, model)}")
+
+
+def similar_elsewhere(key: str) -> list[str]:
+    """Return the paths of keys of other sections that `key` may be a misspelling of.
+
+    There are hundreds of them, so one is similar only with an edit for every six letters.
+    """
+    near = nearest(key, known_names()) if len(key) > 4 else []
+    return [
+        path for name in near if distance(folded(key), folded(name)) <= max(len(key) // 6, 1) for path in paths_of(name)
+    ]
 
 
 def ludwig_key(path: Path) -> str | None:

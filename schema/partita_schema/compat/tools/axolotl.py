@@ -12,6 +12,8 @@ from partita_schema.compat.tools.rows import (
     RowFormat,
     common_format,
     convert_validation_size,
+    is_stream,
+    note_repeated_turns,
     put_features,
     put_sources,
 )
@@ -23,9 +25,12 @@ from partita_schema.compat.tools.training_arguments import (
     convert_schedule,
     convert_sharding,
     convert_training,
+    drop_dropout,
     move_local_model,
+    write_default_length,
     write_schedule_defaults,
 )
+from partita_schema.compat.tools.training_arguments_keys import KERNELS
 
 
 def convert_axolotl(conversion: Conversion) -> None:
@@ -37,7 +42,7 @@ def convert_axolotl(conversion: Conversion) -> None:
     """
     rl = method_of(conversion)
     convert_model(conversion)
-    convert_adapter(conversion)
+    convert_adapter(conversion, rl)
     rows = convert_datasets(conversion, rl)
     convert_optimizer(conversion, key="optimizer")
     convert_schedule(conversion, key="lr_scheduler")
@@ -45,6 +50,8 @@ def convert_axolotl(conversion: Conversion) -> None:
     convert_training(conversion)
     convert_preferences(conversion, rl)
     convert_sizes(conversion)
+    convert_system_message(conversion, rows)
+    note_repeated_turns(conversion, rows)
     convert_trackers(conversion)
     conversion.apply_table(later=SHARDING_KEYS)
     write_defaults(conversion)
@@ -88,16 +95,38 @@ def convert_model(conversion: Conversion) -> None:
         else:
             conversion.drop(key, Unneeded("it is off"))
     convert_attention(conversion)
+    convert_plugins(conversion)
     for key, dtype in (("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "float32")):
         if conversion.is_on(key):
             conversion.move(key, "model_parameters.dtype", dtype)
 
 
-def convert_adapter(conversion: Conversion) -> None:
-    """Convert the adapter and the quantization that goes with it."""
+KERNEL_PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "KernelsPlugin")
+"""Plugins that change the speed, not the result."""
+
+
+def convert_plugins(conversion: Conversion) -> None:
+    """Drop the plugins: those with kernels are not needed, and others have no counterpart."""
+    written = conversion.get("plugins")
+    paths = [str(path) for path in written] if isinstance(written, list | tuple) else names_of(written or "")
+    others = [path for path in paths if path.rsplit(".", 1)[-1] not in KERNEL_PLUGINS]
+    if others:
+        conversion.miss("plugins", f"not used here: {', '.join(others)}; look up what each does to the training")
+    conversion.drop("plugins", KERNELS)
+
+
+def convert_adapter(conversion: Conversion, rl: str) -> None:
+    """Convert the adapter and the quantization that goes with it.
+
+    Args:
+        conversion: The conversion.
+        rl: How preferences are trained on; empty without.
+    """
     kind = conversion.get("adapter")
     if kind in ("lora", "qlora"):
         conversion.move("adapter", "adapter.type", "lora")
+        if rl:
+            drop_dropout(conversion)
         convert_targets(conversion)
         init = conversion.get("peft_init_lora_weights")
         if init is not None and init is not False:
@@ -153,6 +182,7 @@ def convert_datasets(conversion: Conversion, rl: str) -> RowFormat:
         rows = RowFormat("dialogue", label="label" if rl == "kto" else "")
         rows = replace(rows, chosen="chosen", rejected="rejected") if rl in LOSSES else rows
         put_features(conversion, rows)
+        convert_validation_size(conversion, "val_set_size")
         return rows
     entries = read_entries(conversion, key, rl=rl)
     rows = one_format(conversion, key, [entry[1] for entry in entries])
@@ -201,27 +231,48 @@ def one_format(conversion: Conversion, key: str, formats: list[RowFormat]) -> Ro
 
 def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
     """Convert the maximum length, and whether rows are packed or documents joined."""
-    packing = conversion.is_on("sample_packing")
-    length = conversion.get("sequence_len", 512)
     if rows.kind == "document":
-        conversion.put("data.batching.type", "chunk")
-        conversion.move("sequence_len", "data.batching.context_length")
-        conversion.default("sequence_len", "data.batching.context_length", length)
-        joined = conversion.is_on("pretraining_sample_concatenation")
-        if not joined and conversion.get("pretrain_multipack_attn", True):
-            conversion.put("data.batching.isolate_documents", True)
-        for key in ("sample_packing", "pretraining_sample_concatenation"):
-            if key in conversion.left:
-                conversion.take(key, "data.batching")
+        convert_documents(conversion)
         return
     convert_long_rows(conversion)
-    conversion.move("sequence_len", "preprocessing.global_max_sequence_length")
-    conversion.default("sequence_len", "preprocessing.global_max_sequence_length", length)
-    if packing:
+    convert_length(conversion, "preprocessing.global_max_sequence_length")
+    if conversion.is_on("sample_packing"):
         conversion.move("sample_packing", "data.batching.type", "pack")
         conversion.drop("group_by_length", Unneeded("rows are packed"))
     else:
         conversion.drop("sample_packing", Unneeded("it is off"))
+
+
+def convert_length(conversion: Conversion, path: str) -> None:
+    conversion.move("sequence_len", path)
+    write_default_length(conversion, key="sequence_len", path=path, length=512, tool="axolotl")
+
+
+def convert_documents(conversion: Conversion) -> None:
+    """Convert the length of documents, and whether they are joined; without sample_packing, each is a row."""
+    streams = is_stream(conversion)  # pretraining_dataset
+    packing = conversion.is_on("sample_packing")
+    joined = streams and not packing and conversion.is_on("pretraining_sample_concatenation")
+    conversion.drop("excess_length_strategy", Unneeded("it is not for documents"))
+    if packing or joined:
+        conversion.put("data.batching.type", "chunk")
+        convert_length(conversion, "data.batching.context_length")
+        if packing and (not streams or conversion.get("pretrain_multipack_attn", True)):
+            conversion.put("data.batching.isolate_documents", True)
+        key = "sample_packing" if packing else "pretraining_sample_concatenation"
+        conversion.take(key, "data.batching: {type: chunk}")
+        conversion.drop("group_by_length", Unneeded("documents are joined"))
+    else:
+        convert_length(conversion, "preprocessing.global_max_sequence_length")
+        if not streams:
+            conversion.note(
+                "documents longer than sequence_len are cut, and counted in the ledger; axolotl makes several rows of "
+                "them: to learn all of them, write data.batching: {type: chunk, context_length: ...}, which joins "
+                "documents, instead of preprocessing.global_max_sequence_length"
+            )
+    conversion.drop("sample_packing", Unneeded("it is off"))
+    reason = "sample_packing is set" if packing else "it is for pretraining_dataset"
+    conversion.drop("pretraining_sample_concatenation", Unneeded(reason))
 
 
 def convert_long_rows(conversion: Conversion) -> None:
@@ -247,6 +298,16 @@ def convert_sizes(conversion: Conversion) -> None:
     if conversion.get("batch_size") is not None and conversion.get("gradient_accumulation_steps") is None:
         conversion.move("batch_size", "trainer.effective_batch_size")
     conversion.drop("batch_size", Unneeded("micro_batch_size and gradient_accumulation_steps are set"))
+
+
+def convert_system_message(conversion: Conversion, rows: RowFormat) -> None:
+    """Convert the default system message, which only axolotl's chat template chatml has."""
+    template = conversion.source.mapping().get("chat_template")
+    if template is None or template.value != "chatml":
+        conversion.drop("default_system_message", Unneeded("axolotl uses it only with chat_template: chatml"))
+    elif rows.kind != "dialogue" or rows.form == "segments":
+        conversion.drop("default_system_message", Unneeded("axolotl uses it only in a chat template"))
+    conversion.move("default_system_message", "prompt.system")
 
 
 def convert_trackers(conversion: Conversion) -> None:
@@ -278,4 +339,20 @@ def write_defaults(conversion: Conversion) -> None:
     if not conversion.has("trainer.max_steps"):
         conversion.default("num_epochs", "trainer.epochs", 1)
     write_schedule_defaults(conversion, key="lr_scheduler", decay="cosine", warmup=None)
+    write_default_warmup(conversion)
     conversion.default("load_best_model_at_end", "trainer.restore_best", False)
+
+
+def write_default_warmup(conversion: Conversion) -> None:
+    """Keep axolotl's limit of 100 steps of a warmup that no key sets; partita's has none."""
+    section = "trainer.learning_rate_scheduler"
+    if conversion.has(f"{section}.warmup_steps") or conversion.has(f"{section}.warmup_fraction"):
+        return
+    steps = conversion.value("trainer.max_steps")
+    if steps is None:
+        conversion.note(
+            "without warmup_steps and warmup_ratio, axolotl's warmup has 3 % of the steps, but at most 100; here it "
+            f"has 3 % also in runs of more than 3,333 steps: write {section}.warmup_steps: 100 for them"
+        )
+    elif isinstance(steps, int) and steps > 3333:
+        conversion.default("warmup_steps", f"{section}.warmup_steps", 100)

@@ -4,13 +4,14 @@ from partita_schema.compat.tools.conversion import Conversion, Missing, To, Unne
 from partita_schema.compat.tools.llama_factory_datasets import convert_datasets
 from partita_schema.compat.tools.llama_factory_keys import LLAMA_FACTORY_KEYS
 from partita_schema.compat.tools.llama_factory_preferences import TRAINERS, convert_preferences
-from partita_schema.compat.tools.rows import RowFormat, convert_validation_size
+from partita_schema.compat.tools.rows import RowFormat, convert_validation_size, is_stream, note_repeated_turns
 from partita_schema.compat.tools.training_arguments import (
     SHARDING_KEYS,
     convert_base_model,
     convert_packed_attention,
     convert_sharding,
     convert_training,
+    write_default_length,
     write_training_defaults,
 )
 from partita_schema.compat.tools.training_arguments_keys import TRAINING
@@ -32,10 +33,12 @@ def convert_llama_factory(conversion: Conversion) -> None:
     convert_method(conversion)
     rows = convert_datasets(conversion)
     convert_lengths(conversion, rows)
+    convert_template(conversion, rows)
     if trains:
         convert_training(conversion)
         convert_preferences(conversion, stage)
         convert_flags(conversion)
+        note_repeated_turns(conversion, rows)
         convert_validation(conversion)
     else:
         conversion.put("trainer.type", "none")
@@ -161,24 +164,27 @@ def convert_adapter(conversion: Conversion, kind: str, trained: list[str]) -> No
 
 def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
     """Convert the maximum length, and whether rows are packed or documents joined."""
-    length = conversion.get("cutoff_len", 2048)
-    if rows.kind == "document":
+    document = rows.kind == "document"
+    packs = conversion.is_on("packing") or conversion.is_on("neat_packing")
+    joins = document and (packs or "packing" not in conversion.left)  # packing is the default of stage: pt
+    path = "data.batching.context_length" if joins else "preprocessing.global_max_sequence_length"
+    if joins:
         conversion.put("data.batching.type", "chunk")
-        conversion.move("cutoff_len", "data.batching.context_length")
-        conversion.default("cutoff_len", "data.batching.context_length", length)
-        for key in ("packing", "neat_packing"):
-            if key in conversion.left:
-                conversion.take(key, "data.batching: {type: chunk}")
-        return
-    conversion.move("cutoff_len", "preprocessing.global_max_sequence_length")
-    conversion.default("cutoff_len", "preprocessing.global_max_sequence_length", length)
-    if conversion.is_on("packing") or conversion.is_on("neat_packing"):
-        if conversion.is_on("packing") and not conversion.is_on("neat_packing"):
+    conversion.move("cutoff_len", path)
+    write_default_length(conversion, key="cutoff_len", path=path, length=2048, tool="LLaMA-Factory")
+    if joins or packs:
+        if not document and not conversion.is_on("neat_packing"):
             conversion.note("packed rows do not attend to each other, as with neat_packing")
         for key in ("packing", "neat_packing"):
-            if key in conversion.left:
-                conversion.move(key, "data.batching.type", "pack")
-        conversion.drop("group_by_length", Unneeded("rows are packed"))
+            conversion.move(key, "data.batching.type", "chunk" if document else "pack")
+        conversion.drop("group_by_length", Unneeded("documents are joined" if document else "rows are packed"))
+
+
+def convert_template(conversion: Conversion, rows: RowFormat) -> None:
+    """Drop the options of chat templates from a file for documents, which have none."""
+    if rows.kind == "document":
+        for key in ("template", "default_system", "enable_thinking", "reasoning_effort", "tool_format"):
+            conversion.drop(key, Unneeded("documents have no chat template"))
 
 
 def convert_flags(conversion: Conversion) -> None:
@@ -200,7 +206,7 @@ def convert_flags(conversion: Conversion) -> None:
 
 
 def convert_validation(conversion: Conversion) -> None:
-    if conversion.has("data.source.streaming"):
+    if is_stream(conversion):
         conversion.drop("val_size", Missing("a stream is not divided; write data.validation"))
     else:
         convert_validation_size(conversion, "val_size")

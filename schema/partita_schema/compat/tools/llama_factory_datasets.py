@@ -140,6 +140,8 @@ def convert_sources(
     elif streaming:
         conversion.miss("streaming", "write data.source: {type: ..., path: ..., streaming: true}")
     convert_mixing(conversion, len(found))
+    if conversion.get("max_samples") is not None:
+        conversion.note("max_samples takes the first rows of a dataset, preprocessing.sample_size random ones")
     if len(found) > 1 and conversion.get("max_samples") is not None:
         conversion.note("max_samples counts the rows of each dataset, preprocessing.sample_size those of all together")
 

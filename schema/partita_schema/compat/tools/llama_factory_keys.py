@@ -12,6 +12,11 @@ from partita_schema.compat.tools.training_arguments_keys import (
 
 TOKENIZER = Missing("the tokenizer is used as it is; save it with these tokens next to the weights first")
 
+TEMPLATE = Missing(
+    "the chat template of the model's tokenizer is used, and without one messages are joined without their roles; save "
+    "this template with the tokenizer, or compare both with partita preview"
+)
+
 IMAGES = Missing("images, videos and sounds are not read")
 
 OPTIMIZER = Missing("this optimizer is not available, and adamw is used; see trainer.optimizer.type")
@@ -130,7 +135,7 @@ LLAMA_FACTORY_KEYS: Table = {
     "dataset": By("data.source or data.mix, and the features"),
     "eval_dataset": By("data.validation"),
     "dataset_dir": By("data.source"),
-    "template": Unneeded("the chat template of the model is used; compare it with partita preview"),
+    "template": TEMPLATE,
     "default_system": To("prompt.system"),
     "enable_thinking": To("prompt.chat_template_kwargs.enable_thinking"),
     "reasoning_effort": Missing("rows are rendered as they are"),
@@ -152,8 +157,8 @@ LLAMA_FACTORY_KEYS: Table = {
     "eval_on_each_dataset": Missing("there is one dataset for validation"),
     "ignore_pad_token_for_loss": Unneeded("padding is not in the loss"),
     "val_size": By("data.split"),
-    "packing": By("data.batching: {type: pack}"),
-    "neat_packing": By("data.batching: {type: pack}"),
+    "packing": By("data.batching: {type: pack} or {type: chunk}"),
+    "neat_packing": By("data.batching: {type: pack} or {type: chunk}"),
     # generation
     "do_predict": Unneeded("partita predict and partita evaluate generate answers"),
     "predict_with_generate": To("trainer.evaluate_generated"),

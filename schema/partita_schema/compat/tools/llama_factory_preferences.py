@@ -2,6 +2,7 @@
 
 from partita_schema.compat.tools.conversion import Conversion, Unneeded
 from partita_schema.compat.tools.rows import RowFormat
+from partita_schema.compat.tools.training_arguments import drop_dropout
 from partita_schema.compat.tools.training_arguments_keys import NO_REFERENCE
 
 TRAINERS = {"dpo": "preference", "kto": "kto", "rm": "reward"}
@@ -26,6 +27,8 @@ def convert_preferences(conversion: Conversion, stage: str) -> None:
     """Convert the trainer of a stage and the options of its loss; other stages have none."""
     if stage in TRAINERS:
         conversion.put("trainer.type", TRAINERS[stage])
+    if stage in ("dpo", "kto") and conversion.value("adapter.type") == "lora":  # not in stage: rm
+        drop_dropout(conversion)
     if stage == "dpo":
         convert_pair_loss(conversion)
     elif stage == "kto":

@@ -158,6 +158,34 @@ def put_sources(conversion: Conversion, sources: Sequence[FoundSource]) -> None:
         conversion.put("data.stop", "all_once")
 
 
+def note_repeated_turns(conversion: Conversion, rows: RowFormat) -> None:
+    """Note that a dialogue may become several rows, unless rows have one answer. Called after the trainer's keys."""
+    one_answer = rows.chosen or rows.label or rows.form in ("prompt_completion", "segments") or without_history(rows)
+    if rows.kind != "dialogue" or one_answer or conversion.has("data.dialogue.mode"):
+        return
+    learned = conversion.value("trainer.completion_only_loss") is False
+    conversion.note(
+        "if the model has no chat template, or one that rewrites earlier turns, each answer of a dialogue becomes a "
+        "row with all turns before it, "
+        + ("which are in the loss of each of these rows" if learned else "so that an epoch has more rows and steps")
+        + " (partita preview shows them)"
+    )
+
+
+def without_history(rows: RowFormat) -> bool:
+    """Return whether rows are Alpaca's, without earlier turns."""
+    return rows.form == "alpaca" and "history" in rows.ignored
+
+
+def is_stream(conversion: Conversion) -> bool:
+    """Return whether the converted file streams its rows, also those of a mix."""
+    mix = conversion.root.find(("data", "mix"))
+    parts = mix.plain() if mix is not None else []
+    sources = [part.get("source") for part in parts] if isinstance(parts, list) else []
+    streams = any(isinstance(source, dict) and source.get("streaming") for source in sources)
+    return conversion.has("data.source.streaming") or streams
+
+
 def put_split(conversion: Conversion, validation: float, *, at: Node | None = None, written: str | None = None) -> None:
     """Write a random split without test rows.
 
@@ -173,20 +201,23 @@ def put_split(conversion: Conversion, validation: float, *, at: Node | None = No
 
 
 def convert_validation_size(conversion: Conversion, key: str) -> None:
-    """Convert the share of rows that are held out; without one, all rows are trained on."""
+    """Convert the share of rows that are held out; without one, or with a number of rows, all rows are trained on."""
     size = conversion.get(key, 0)
     if conversion.has("data.validation"):
         conversion.miss(key, "there is a dataset for validation")
+    is_share = isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < 1
+    if key in conversion.left and is_share:
+        node = conversion.take(key, "data.split")
+        put_split(conversion, float(size), at=node, written=conversion.name(key))
         return
-    if isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < 1:
-        if key in conversion.left:
-            node = conversion.take(key, "data.split")
-            put_split(conversion, float(size), at=node, written=conversion.name(key))
-        else:
-            put_split(conversion, 0.0)
-            conversion.report.defaults.append((key, "data.split", 0))
-        return
-    conversion.miss(key, "a number of rows is not available; write a share in data.split.probabilities")
+    put_split(conversion, 0.0)
+    if key not in conversion.left:
+        conversion.report.defaults.append((key, "data.split", 0))
+    conversion.miss(
+        key,
+        "a number of rows is not available, so no rows are held out (data.split.probabilities: [1, 0, 0]); write the "
+        "share of validation rows there",
+    )
 
 
 def hub_source(

@@ -113,11 +113,7 @@ def convert_schedule(conversion: Conversion, *, key: str) -> None:
     section = "trainer.learning_rate_scheduler"
     if isinstance(name, str):
         name = name.removeprefix("SchedulerType.").lower()
-        if name in SCHEDULES:
-            conversion.move(key, f"{section}.decay", SCHEDULES[name])
-        else:
-            known = ", ".join(dict.fromkeys(SCHEDULES.values()))
-            conversion.miss(key, f"{name} is not available, and cosine is used; others are {known}")
+        convert_decay(conversion, key=key, name=name)
     convert_lowest_rate(conversion, name)
     if name == "constant":  # of transformers, which has no warmup
         for warmup in ("warmup_steps", "warmup_ratio"):
@@ -140,6 +136,21 @@ def convert_schedule(conversion: Conversion, *, key: str) -> None:
         conversion.drop("warmup_steps", Unneeded("warmup_ratio is set"))
     elif steps is not None:
         conversion.move("warmup_steps", f"{section}.warmup_steps", 0)
+
+
+def convert_decay(conversion: Conversion, *, key: str, name: str) -> None:
+    """Convert the shape of a schedule; one without a counterpart becomes the most similar."""
+    section = "trainer.learning_rate_scheduler"
+    if name == "cosine_with_restarts" and conversion.get("lr_scheduler_kwargs") in (None, {"num_cycles": 1}):
+        conversion.move(key, f"{section}.decay", "cosine")
+        conversion.drop("lr_scheduler_kwargs", Unneeded("a schedule with one cycle has no restart"))
+    elif name in SCHEDULES:
+        conversion.move(key, f"{section}.decay", SCHEDULES[name])
+    else:
+        similar = "linear" if name == "polynomial" else "cosine"
+        conversion.put(f"{section}.decay", similar, at=conversion.left[key], written=conversion.name(key))
+        known = ", ".join(dict.fromkeys(SCHEDULES.values()))
+        conversion.miss(key, f"{name} is not available, and {similar} is used; others are {known}")
 
 
 def convert_lowest_rate(conversion: Conversion, schedule: object) -> None:
@@ -331,6 +342,32 @@ def sharding_obstacles(conversion: Conversion) -> Sequence[str]:
     obstacles += ["compile"] if value("trainer.compile") else []
     obstacles += ["batch_size: auto"] if value("trainer.batch_size") in (None, "auto") else []
     return obstacles
+
+
+def write_default_length(conversion: Conversion, *, key: str, path: str, length: int, tool: str) -> None:
+    """Write out the maximum length of a tool, and note it: models with a shorter context do not take it.
+
+    Args:
+        conversion: The conversion.
+        key: The tool's key of the length.
+        path: The key of the length here.
+        length: Its default.
+        tool: Name of the tool.
+    """
+    if conversion.has(path):
+        return
+    conversion.default(key, path, length)
+    conversion.note(
+        f"{key} is not in the file, so {tool}'s default of {length:,} tokens is written out; for a model with a "
+        f"shorter context remove {path}, and rows are as long as the context allows"
+    )
+
+
+def drop_dropout(conversion: Conversion) -> None:
+    """Switch off the dropout of an adapter, which the tools do in training on preferences."""
+    conversion.drop("lora_dropout", Unneeded("dropout is off in training on preferences"))
+    conversion.put("adapter.dropout", 0.0)
+    conversion.report.defaults.append(("disable_dropout: true", "adapter.dropout", 0))
 
 
 def convert_simpo(conversion: Conversion, *, tool: str, beta: str) -> None:

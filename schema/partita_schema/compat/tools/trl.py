@@ -16,6 +16,8 @@ from partita_schema.compat.tools.rows import (
     has_unread_split,
     hub_source,
     is_hub_id,
+    is_stream,
+    note_repeated_turns,
     put_features,
     put_sources,
     put_split,
@@ -27,6 +29,7 @@ from partita_schema.compat.tools.training_arguments import (
     convert_packed_attention,
     convert_sharding,
     convert_training,
+    write_default_length,
     write_training_defaults,
 )
 from partita_schema.compat.tools.trl_keys import OTHER_TRAINERS
@@ -39,10 +42,6 @@ from partita_schema.compat.tools.trl_preferences import (
     unfit_loss,
 )
 
-REPEATED_TURNS = (
-    "if the chat template rewrites earlier turns, each answer of a dialogue becomes a row with all turns before it, "
-    "which are in the loss of each of these rows (partita preview shows them)"
-)
 SFT_LOSSES = ("nll", "chunked_nll")
 
 
@@ -63,6 +62,7 @@ def convert_trl(conversion: Conversion) -> None:
     convert_lengths(conversion, rows)
     if not method:
         convert_loss(conversion, rows)
+        note_repeated_turns(conversion, rows)
     convert_training(conversion)
     if method:
         convert_preferences(conversion, method)
@@ -270,7 +270,7 @@ def convert_validation(conversion: Conversion) -> None:
     source = conversion.root.find(("data", "source"))
     name = source.plain() if source is not None else None
     hub = name if isinstance(name, dict) and name.get("type") == "hub" else None
-    streaming = conversion.has("data.source.streaming")
+    streaming = is_stream(conversion)
     if "test_split_size" in conversion.left and not streaming:
         convert_validation_size(conversion, "test_split_size")
         return
@@ -305,7 +305,7 @@ def convert_lengths(conversion: Conversion, rows: RowFormat) -> None:
     if not chunks and conversion.is_empty("max_length"):
         conversion.note("max_length is null: rows are cut only at the context length of the model, as here")
     else:
-        conversion.default("max_length", path, 1024)
+        write_default_length(conversion, key="max_length", path=path, length=1024, tool="TRL")
     if packing:
         conversion.move("packing", "data.batching.type", "chunk" if chunks else "pack")
         conversion.drop("group_by_length", Unneeded("rows are packed"))
@@ -341,5 +341,4 @@ def convert_loss(conversion: Conversion, rows: RowFormat) -> None:
             "TRL's loss is on all tokens of a dialogue unless assistant_only_loss is set; remove "
             "trainer.completion_only_loss for the answers alone, also if rows have a prompt and a completion"
         )
-        conversion.note(REPEATED_TURNS)
     conversion.drop("assistant_only_loss", Unneeded("it is off"))

@@ -56,7 +56,7 @@ TRL_KEYS: Table = {
     "max_seq_length": By("preprocessing.global_max_sequence_length or data.batching.context_length"),
     "truncation_mode": By("nothing: the end of long rows is cut"),
     "shuffle_dataset": Unneeded("rows are shuffled"),
-    "packing": By("data.batching: {type: pack}"),
+    "packing": By("data.batching: {type: pack} or {type: chunk}"),
     "packing_strategy": By("data.batching"),
     "padding_free": Unneeded("batches are padded as their rows need it"),
     "pad_to_multiple_of": Unneeded("batches are padded as their rows need it"),

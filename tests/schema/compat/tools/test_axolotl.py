@@ -282,6 +282,47 @@ def test_documents_become_language_modelling_in_chunks(tmp_path: Path) -> None:
     assert joined.data.batching == ChunkBatching(type="chunk", context_length=512)
 
 
+LONG_DOCUMENTS = (
+    "documents longer than sequence_len are cut, and counted in the ledger; axolotl makes several rows of them: to "
+    "learn all of them, write data.batching: {type: chunk, context_length: ...}, which joins documents, instead of "
+    "preprocessing.global_max_sequence_length"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "keys", "isolated"),
+    [
+        ("datasets", "", None),
+        ("datasets", "sample_packing: false\ngroup_by_length: true\n", None),
+        ("datasets", "pretraining_sample_concatenation: true\n", None),
+        ("datasets", "sample_packing: true\ngroup_by_length: true\n", True),
+        ("datasets", "sample_packing: true\npretrain_multipack_attn: false\n", True),
+        ("pretraining_dataset", "max_steps: 5\n", None),
+        ("pretraining_dataset", "max_steps: 5\nsample_packing: true\n", True),
+        ("pretraining_dataset", "max_steps: 5\nsample_packing: true\npretrain_multipack_attn: false\n", False),
+        ("pretraining_dataset", "max_steps: 5\npretraining_sample_concatenation: true\n", False),
+        (
+            "pretraining_dataset",
+            "max_steps: 5\nsample_packing: true\npretraining_sample_concatenation: true\n",
+            True,
+        ),
+    ],
+)
+def test_documents_are_joined_only_where_axolotl_joins_them(
+    data: str, keys: str, isolated: bool | None, tmp_path: Path
+) -> None:
+    """Where they are not joined, each is a row, so that an epoch has as many steps as in axolotl."""
+    text = f"base_model: org/base\nsequence_len: 64\nlearning_rate: 1e-5\n{data}: [{{path: org/a, type: completion}}]\n"
+    config, report = converted(f"{text}excess_length_strategy: drop\n{keys}", "axolotl", tmp_path)
+    assert missing(report) == {}
+    if isolated is None:
+        assert config.data.batching.type == ("bucket" if "group_by_length" in keys else "auto")
+        assert config.preprocessing.global_max_sequence_length == 64
+    else:
+        assert config.data.batching == ChunkBatching(type="chunk", context_length=64, isolate_documents=isolated)
+    assert (LONG_DOCUMENTS in report.notes) == (data == "datasets" and isolated is None)
+
+
 def test_a_custom_prompt_becomes_a_template_with_the_columns(tmp_path: Path) -> None:
     config, report = converted(FILES["custom prompt"], "axolotl", tmp_path)
     assert config.prompt.template == "Q: {question} {{braces}}\nC: {context}\nA:"
@@ -335,6 +376,48 @@ def test_what_has_no_counterpart_is_listed_with_its_line_and_what_to_do(tmp_path
         "galore_adamw is not available, and adamw is used; others are adamw, "
     )
     assert missing(report)["lr_scheduler"].startswith("one_cycle is not available, and cosine is used")
+
+
+@pytest.mark.parametrize(
+    ("written", "others"),
+    [
+        ("[axolotl.integrations.liger.LigerPlugin]", None),
+        ("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin", None),
+        ("[axolotl.integrations.spectrum.SpectrumPlugin]", "axolotl.integrations.spectrum.SpectrumPlugin"),
+        (
+            "[axolotl.integrations.kd.KDPlugin, axolotl.integrations.liger.LigerPlugin, mine.Other]",
+            "axolotl.integrations.kd.KDPlugin, mine.Other",
+        ),
+    ],
+)
+def test_only_plugins_with_kernels_are_not_needed(written: str, others: str | None, tmp_path: Path) -> None:
+    _, report = converted(f"{HEAD}{TAIL}plugins: {written}\n", "axolotl", tmp_path)
+    reason = f"not used here: {others}; look up what each does to the training"
+    assert missing(report) == ({"plugins": reason} if others else {})
+    assert ("plugins" in [problem.path for problem in report.unneeded]) == (others is None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "steps", "named"),
+    [
+        ("", None, True),
+        ("max_steps: 3000\n", None, False),
+        ("max_steps: 4000\n", 100, False),
+        ("warmup_steps: 20\n", 20, False),
+        ("warmup_ratio: 0.1\n", None, False),
+        ("lr_scheduler: constant\n", 0, False),
+    ],
+)
+def test_a_warmup_that_no_key_sets_has_at_most_100_steps(
+    keys: str, steps: int | None, named: bool, tmp_path: Path
+) -> None:
+    config, report = converted(f"{HEAD}{TAIL}{keys}", "axolotl", tmp_path)
+    assert finetune(config).learning_rate_scheduler.warmup_steps == steps
+    note = (
+        "without warmup_steps and warmup_ratio, axolotl's warmup has 3 % of the steps, but at most 100; here it has "
+        "3 % also in runs of more than 3,333 steps: write trainer.learning_rate_scheduler.warmup_steps: 100 for them"
+    )
+    assert (note in report.notes) == named
 
 
 def test_tools_and_reasoning_are_read_under_the_usual_names(tmp_path: Path) -> None:

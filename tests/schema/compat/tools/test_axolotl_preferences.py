@@ -51,6 +51,22 @@ def test_kto_keeps_its_weights(tmp_path: Path) -> None:
     assert (trainer.beta, trainer.desirable_weight, trainer.undesirable_weight) == (0.2, 0.5, 2.0)
 
 
+@pytest.mark.parametrize("rl", ["dpo", "ipo", "orpo", "simpo", "kto"])
+@pytest.mark.parametrize("keys", ["", "lora_dropout: 0.1\n"])
+def test_dropout_is_off(rl: str, keys: str, tmp_path: Path) -> None:
+    lora = f"adapter: lora\nlora_r: 8\nlora_target_linear: true\n{keys}"
+    rows = LABELLED if rl == "kto" else PAIRS
+    config, report = converted(f"{HEAD}{rows}rl: {rl}\n{lora}", "axolotl", tmp_path)
+
+    assert config.adapter is not None
+    assert config.adapter.dropout == 0  # type: ignore[union-attr]
+    assert [one for one in report.defaults if one[1] == "adapter.dropout"] == [
+        ("disable_dropout: true", "adapter.dropout", 0)
+    ]
+    unneeded = {problem.path: problem.message for problem in report.unneeded}
+    assert unneeded.get("lora_dropout") == ("dropout is off in training on preferences" if keys else None)
+
+
 def test_what_has_no_counterpart_is_listed(tmp_path: Path) -> None:
     keys = "rl: dpo\nmax_prompt_len: 512\nrl_adapter_ref_model: true\ndpo_use_weighting: true\ndpo_norm_loss: true\n"
     config, report = converted(

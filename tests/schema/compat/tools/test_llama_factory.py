@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partita_schema.compat.tools.conversion import Report
 from partita_schema.config import Config
 from partita_schema.convert import convert_file
 from partita_schema.errors import ConfigError
@@ -152,6 +153,10 @@ top_p: 0.9
 }
 
 
+TEMPLATE = (
+    "the chat template of the model's tokenizer is used, and without one messages are joined without their roles; save "
+    "this template with the tokenizer, or compare both with partita preview"
+)
 ENTRY_KEYS = ["file_name", "hf_hub_url", "formatting", "columns", "tags", "subset", "split", "ranking", "num_samples"]
 DESCRIBED = st.recursive(
     st.none() | st.booleans() | st.integers() | st.sampled_from(["a.json", "sharegpt", "alpaca", "", "role", "x"]),
@@ -177,6 +182,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def config_of(text: str, folder: Path) -> Config:
     return converted(text, "llama_factory", folder)[0]
+
+
+def unneeded(report: Report) -> list[str]:
+    return [f"{problem.path}: {problem.message}" for problem in report.unneeded]
 
 
 def finetune(config: Config) -> FinetuneTrainer:
@@ -208,9 +217,17 @@ def test_lora_keeps_adapter_data_and_training(folder: Path) -> None:
     assert config.data.loader.workers == 4
     assert isinstance(config.split, RandomSplit)
     assert config.split.probabilities == (1, 0, 0)
-    assert missing(report) == {}
+    assert missing(report) == {"template": TEMPLATE}
     assert ("lora_alpha", "adapter.alpha", 16) in report.defaults
     assert report.unset == ["resume_from_checkpoint", "save_only_model"]
+
+
+def test_a_number_of_rows_is_not_the_first_ones(folder: Path) -> None:
+    first = "max_samples takes the first rows of a dataset, preprocessing.sample_size random ones"
+    each = "max_samples counts the rows of each dataset, preprocessing.sample_size those of all together"
+    for text, notes in ((LORA, [first, each]), (f"{FULL}max_samples: 10\n", [first]), (FULL, [])):
+        found = converted(text, "llama_factory", folder)[1].notes
+        assert [note for note in found if note.startswith("max_samples")] == notes
 
 
 def test_quantization_and_options_of_lora_have_their_counterparts(folder: Path) -> None:
@@ -236,6 +253,43 @@ def test_pretraining_becomes_language_modelling_in_chunks(folder: Path) -> None:
     stream = config_of(FILES["streamed pretraining"], folder)
     assert set_values(stream)["data"]["source"] == {"type": "hub", "name": "org/c4", "streaming": True}
     assert stream.output_features[0].name == "body"
+
+
+@pytest.mark.parametrize(
+    ("keys", "joins"),
+    [
+        ("group_by_length: true\n", True),
+        ("neat_packing: true\npacking: false\n", True),
+        ("packing: false\n", False),
+        ("packing: false\ngroup_by_length: true\n", False),
+    ],
+)
+def test_pretraining_without_packing_has_a_row_for_each_document(keys: str, joins: bool, folder: Path) -> None:
+    text = HEAD.replace("sft", "pt") + f"dataset: wiki\ncutoff_len: 512\n{keys}"
+    config, report = converted(text, "llama_factory", folder)
+    assert missing(report) == {}
+    if joins:
+        assert config.data.batching == ChunkBatching(type="chunk", context_length=512)
+    else:
+        assert config.data.batching.type == ("bucket" if "group_by_length" in keys else "auto")
+        assert config.preprocessing.global_max_sequence_length == 512
+
+
+def test_documents_have_no_chat_template(folder: Path) -> None:
+    keys = "template: llama3\ndefault_system: Be kind.\nenable_thinking: false\ntool_format: qwen\n"
+    config, report = converted(f"{FILES['pretraining']}{keys}", "llama_factory", folder)
+    assert config.prompt.system is None
+    assert missing(report) == {}
+    assert {f"{key}: documents have no chat template" for key in ("template", "default_system", "tool_format")} <= {
+        *unneeded(report)
+    }
+
+
+def test_several_streams_are_not_divided(folder: Path) -> None:
+    text = HEAD.replace("sft", "pt") + "dataset: c4,c4\nstreaming: true\nmax_steps: 5\n"
+    config, report = converted(f"{text}val_size: 100\n", "llama_factory", folder)
+    assert config.data.split is None
+    assert missing(report) == {"val_size": "a stream is not divided; write data.validation"}
 
 
 def test_formats_of_datasets_follow_their_description(folder: Path) -> None:
@@ -280,6 +334,28 @@ def test_stages_of_preferences_become_their_trainers(folder: Path) -> None:
     assert found["smoothed dpo"].input_features[0].name == "conversations"
 
 
+@pytest.mark.parametrize(
+    ("stage", "data", "more", "dropout"),
+    [
+        ("dpo", "pairs", "", 0),
+        ("dpo", "pairs", "pref_loss: orpo\n", 0),
+        ("dpo", "pairs", "pref_loss: simpo\n", 0),
+        ("kto", "liked", "", 0),
+        ("rm", "pairs", "", 0.1),
+        ("sft", "identity", "", 0.1),
+    ],
+)
+def test_dropout_is_off_in_the_stages_that_switch_it_off(
+    stage: str, data: str, more: str, dropout: float, folder: Path
+) -> None:
+    text = HEAD.replace("sft", stage) + f"dataset: {data}\nlora_dropout: 0.1\n{more}"
+    config, report = converted(text, "llama_factory", folder)
+    assert isinstance(config.adapter, LoraAdapter)
+    assert config.adapter.dropout == dropout
+    assert ("lora_dropout: dropout is off in training on preferences" in unneeded(report)) == (dropout == 0)
+    assert (("disable_dropout: true", "adapter.dropout", 0) in report.defaults) == (dropout == 0)
+
+
 def test_options_of_preferences_without_a_counterpart_are_listed(folder: Path) -> None:
     reference = "the reference is the model before training, with its adapter if one is loaded"
 
@@ -301,7 +377,8 @@ def test_a_dataset_that_is_not_described_is_listed_and_the_rest_is_converted(fol
     config, report = converted(FILES["undescribed"], "llama_factory", folder)
     assert config.data.source is None
     assert missing(report) == {
-        "dataset": "no dataset_info.json describes mine; write their files or Hub ids as data.source or data.mix"
+        "dataset": "no dataset_info.json describes mine; write their files or Hub ids as data.source or data.mix",
+        "template": TEMPLATE,
     }
     (folder / "data/dataset_info.json").write_text("{broken")
     _, report = converted(FULL, "llama_factory", folder)
@@ -328,7 +405,7 @@ def test_files_that_only_generate_keep_the_adapter_and_the_sampling(folder: Path
         64,
     )
     _, report = converted(FILES["server"], "llama_factory", folder)
-    assert set(missing(report)) == {"infer_backend", "vllm_enforce_eager"}
+    assert set(missing(report)) == {"infer_backend", "template", "vllm_enforce_eager"}
 
 
 def test_zero_3_shards_the_weights(folder: Path) -> None:
@@ -339,7 +416,7 @@ def test_zero_3_shards_the_weights(folder: Path) -> None:
 
 def test_optimizers_without_a_counterpart_are_listed(folder: Path) -> None:
     _, report = converted(FILES["galore"], "llama_factory", folder)
-    assert set(missing(report)) == {"use_galore", "galore_layerwise", "galore_rank"}
+    assert set(missing(report)) == {"template", "use_galore", "galore_layerwise", "galore_rank"}
     assert finetune(config_of(FILES["muon"], folder)).optimizer.type == "muon"
 
 

@@ -153,6 +153,13 @@ def test_splits_of_the_hub_are_kept(tmp_path: Path) -> None:
     assert two.split.probabilities == (0.9, 0.1, 0)
 
 
+def test_several_streams_are_not_divided(tmp_path: Path) -> None:
+    text = "model_name_or_path: org/base\ndatasets: [{path: org/a}, {path: org/b}]\nstreaming: true\nmax_steps: 5\n"
+    config, report = converted(f"{text}test_split_size: 0.1\n", "trl", tmp_path)
+    assert config.data.split is None
+    assert "test_split_size: a stream is not divided" in [f"{one.path}: {one.message}" for one in report.unneeded]
+
+
 @pytest.mark.parametrize(
     ("row", "inputs", "form"),
     [

@@ -9,6 +9,7 @@ import pytest
 from partita_schema.compat.tools.conversion import Report
 from partita_schema.config import Config
 from partita_schema.convert import ToolName
+from partita_schema.sections.data import RandomSplit
 from partita_schema.sections.trainer import FinetuneTrainer
 
 from .conversions import converted, missing, refusal_of
@@ -98,6 +99,161 @@ def test_a_constant_rate_of_transformers_has_no_warmup(tmp_path: Path) -> None:
     assert ("warmup_steps", "trainer.learning_rate_scheduler.warmup_steps", 0) in report.defaults
     warm = scheduler(converted(TRL + "lr_scheduler_type: constant_with_warmup\nwarmup_steps: 5\n", "trl", tmp_path)[0])
     assert warm == {"decay": "constant", "warmup_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "key"),
+    [
+        ("trl", TRL, "lr_scheduler_type"),
+        ("llama_factory", "model_name_or_path: org/model\ndataset: mine\n", "lr_scheduler_type"),
+        ("axolotl", AXOLOTL % "", "lr_scheduler"),
+    ],
+)
+def test_a_schedule_without_a_counterpart_is_the_one_that_the_report_names(
+    tool: ToolName, text: str, key: str, tmp_path: Path
+) -> None:
+    for name, used in (("reduce_lr_on_plateau", "cosine"), ("polynomial", "linear"), ("one_cycle", "cosine")):
+        config, report = converted(f"{text}{key}: {name}\n", tool, tmp_path)
+        others = "others are linear, cosine, constant, inverse_sqrt, wsd"
+        assert missing(report)[key] == f"{name} is not available, and {used} is used; {others}"
+        assert scheduler(config)["decay"] == used
+
+
+@pytest.mark.parametrize(
+    ("options", "unread"),
+    [
+        ("", {}),
+        ("lr_scheduler_kwargs: {num_cycles: 1}\n", {}),
+        ("lr_scheduler_kwargs: {num_cycles: 3}\n", {"lr_scheduler_type", "lr_scheduler_kwargs"}),
+    ],
+)
+def test_a_cosine_with_one_cycle_has_no_restart(options: str, unread: set[str], tmp_path: Path) -> None:
+    config, report = converted(f"{TRL}lr_scheduler_type: cosine_with_restarts\n{options}", "trl", tmp_path)
+    assert scheduler(config) == {"decay": "cosine", "warmup_steps": 0, "min_ratio": 0}
+    assert set(missing(report)) == set(unread)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "key"),
+    [
+        ("trl", TRL, "test_split_size"),
+        ("llama_factory", "model_name_or_path: org/model\ndataset: mine\n", "val_size"),
+        ("axolotl", AXOLOTL % "", "val_set_size"),
+        ("axolotl", "base_model: org/model\n", "val_set_size"),
+    ],
+)
+def test_no_rows_are_held_out_for_a_number_of_validation_rows(
+    tool: ToolName, text: str, key: str, tmp_path: Path
+) -> None:
+    config, report = converted(f"{text}{key}: 20\n", tool, tmp_path)
+    assert missing(report)[key] == (
+        "a number of rows is not available, so no rows are held out (data.split.probabilities: [1, 0, 0]); write the "
+        "share of validation rows there"
+    )
+    for written, shares in (("20", (1, 0, 0)), ("0.1", (0.9, 0.1, 0)), ("0", (1, 0, 0)), ("", (1, 0, 0))):
+        config, report = converted(f"{text}{key}: {written}\n", tool, tmp_path)
+        assert isinstance(config.data.split, RandomSplit)
+        assert config.data.split.probabilities == shares
+    assert (key, "data.split", 0) in report.defaults
+
+
+def test_no_rows_are_held_out_next_to_a_dataset_for_validation(tmp_path: Path) -> None:
+    """Also none for tests, of which partita's default takes a share."""
+    (tmp_path / "dataset_info.json").write_text('{"a": {"file_name": "a.json"}}')
+    rows = f"model_name_or_path: org/model\ndataset_dir: {tmp_path}\ndataset: a\neval_dataset: a\n"
+    tests = AXOLOTL % "" + "test_datasets: [{path: org/b, type: chat_template}]\n"
+    for tool, text, key in (("axolotl", tests, "val_set_size"), ("llama_factory", rows, "val_size")):
+        for more in ("", f"{key}: 0.1\n"):
+            config, report = converted(text + more, tool, tmp_path)  # type: ignore[arg-type]
+            assert config.data.validation is not None
+            assert isinstance(config.data.split, RandomSplit)
+            assert config.data.split.probabilities == (1, 0, 0)
+            assert missing(report) == ({key: "there is a dataset for validation"} if more else {})
+
+
+@pytest.mark.parametrize(
+    ("template", "kind", "system", "why"),
+    [
+        ("chatml", "chat_template", "Be kind.", None),
+        ("llama3", "chat_template", None, "axolotl uses it only with chat_template: chatml"),
+        (None, "chat_template", None, "axolotl uses it only with chat_template: chatml"),
+        ("chatml", "alpaca", None, "axolotl uses it only in a chat template"),
+        ("chatml", "input_output", None, "axolotl uses it only in a chat template"),
+        ("chatml", "completion", None, "axolotl uses it only in a chat template"),
+    ],
+)
+def test_a_default_system_message_of_axolotl_is_that_of_its_chatml(
+    template: str | None, kind: str, system: str | None, why: str | None, tmp_path: Path
+) -> None:
+    text = f"base_model: org/model\ndatasets: [{{path: org/data, type: {kind}}}]\ndefault_system_message: Be kind.\n"
+    text += f"chat_template: {template}\n" if template else ""
+    config, report = converted(text, "axolotl", tmp_path)
+    assert config.prompt.system == system
+    unneeded = {problem.path: problem.message for problem in report.unneeded}
+    assert unneeded.get("default_system_message") == why
+
+
+ROWS_OF_ANSWERS = (
+    "if the model has no chat template, or one that rewrites earlier turns, each answer of a dialogue becomes a row "
+    "with all turns before it, "
+)
+MORE_ROWS = f"{ROWS_OF_ANSWERS}so that an epoch has more rows and steps (partita preview shows them)"
+LEARNED_AGAIN = f"{ROWS_OF_ANSWERS}which are in the loss of each of these rows (partita preview shows them)"
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "note"),
+    [
+        ("axolotl", AXOLOTL % "", MORE_ROWS),
+        ("axolotl", f"{AXOLOTL % ''}train_on_inputs: true\n", LEARNED_AGAIN),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: alpaca}]\n", None),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: input_output}]\n", None),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: completion}]\n", None),
+        ("axolotl", "base_model: org/model\ndatasets: [{path: org/data, type: chatml.intel}]\nrl: dpo\n", None),
+        ("llama_factory", "dataset: chat\n", MORE_ROWS),
+        ("llama_factory", "dataset: chat\ntrain_on_prompt: true\n", LEARNED_AGAIN),
+        ("llama_factory", "dataset: chat\nmask_history: true\n", None),
+        ("llama_factory", "dataset: chat\ndo_predict: true\n", None),
+        ("llama_factory", "dataset: alpaca\n", None),
+        ("llama_factory", "dataset: history\n", MORE_ROWS),
+        ("llama_factory", "dataset: alpaca,chat\n", MORE_ROWS),
+        ("trl", TRL, MORE_ROWS),
+        ("trl", TRL.replace("true", "false"), LEARNED_AGAIN),
+        ("trl", f"{TRL}loss_type: ipo\n", None),
+        ("trl", "model_name_or_path: org/model\ncompletion_only_loss: true\n", None),
+    ],
+)
+def test_dialogues_that_may_become_several_rows_are_named(
+    tool: ToolName, text: str, note: str | None, tmp_path: Path
+) -> None:
+    if tool == "llama_factory":
+        history = {"prompt": "instruction", "response": "output", "history": "history"}
+        info: dict[str, Any] = {"alpaca": {}, "history": {"columns": history}, "chat": {"formatting": "sharegpt"}}
+        described = {name: {"file_name": "a.json", **entry} for name, entry in info.items()}
+        (tmp_path / "dataset_info.json").write_text(json.dumps(described))
+        text = f"model_name_or_path: org/model\ndataset_dir: {tmp_path}\n{text}"
+    notes = converted(text, tool, tmp_path)[1].notes
+    assert [one for one in notes if one.startswith(ROWS_OF_ANSWERS)] == ([note] if note else [])
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "key", "title", "length"),
+    [
+        ("axolotl", AXOLOTL % "", "sequence_len", "axolotl", "512"),
+        ("llama_factory", "model_name_or_path: org/model\n", "cutoff_len", "LLaMA-Factory", "2,048"),
+        ("trl", TRL, "max_length", "TRL", "1,024"),
+    ],
+)
+def test_a_default_length_is_named_for_models_with_a_shorter_context(
+    tool: ToolName, text: str, key: str, title: str, length: str, tmp_path: Path
+) -> None:
+    note = (
+        f"{key} is not in the file, so {title}'s default of {length} tokens is written out; for a model with a shorter "
+        "context remove preprocessing.global_max_sequence_length, and rows are as long as the context allows"
+    )
+    assert note in converted(text, tool, tmp_path)[1].notes
+    written = converted(f"{text}{key}: 256\n", tool, tmp_path)[1].notes
+    assert not any(one.startswith(f"{key} is not in the file") for one in written)
 
 
 def test_only_a_cosine_of_axolotl_has_a_lowest_rate(tmp_path: Path) -> None:
