@@ -98,6 +98,16 @@ def test_rows_with_an_unknown_label_are_left_out_of_the_evaluation(trained: Path
     assert (metrics["topic"]["n"], metrics["topic"]["skipped"]) == (20, 1)
 
 
+def test_no_progress_is_shown_while_the_workers_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("partita.runs.progress.LINE_EVERY_SECONDS", 0.0)
+    Model(make_settings(folder, epochs=1)).train(run=tmp_path / "run")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("training ")]
+    assert lines
+    assert not [line for line in lines if line.startswith("training 0/")]
+
+
 def test_a_model_trained_by_two_workers_can_predict(trained: Path, tmp_path: Path) -> None:
     log = lines_of(trained)
     assert [line["step"] for line in log] == [135, 270, 405, 540]

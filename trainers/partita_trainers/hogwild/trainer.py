@@ -128,7 +128,8 @@ class HogwildRun:
                 nonlocal shown
                 self.counts.stop.value = interrupt.requested
                 claimed = self.counts.claimed
-                progress.advance(claimed - shown, epoch=claimed / shared.steps_per_epoch)
+                if claimed > shown:  # not while the workers start
+                    progress.advance(claimed - shown, epoch=claimed / shared.steps_per_epoch)
                 shown = claimed
 
             workers.answers(look=look)
