@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,8 @@ class RawChunk:
 
     rows: Sequence[RawRow]
     keys: Sequence[str]
+    repeated: frozenset[int] = frozenset()
+    """Indices of rows that were counted before."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,11 @@ class EncodedChunk:
     numbers: np.ndarray
     """Number of each example among those of its row, from 1, int32."""
     used: UsedRows
-    """Counts of the examples."""
+    """Counts of the examples, without those of repeated rows."""
     bad: tuple[BadExample, ...] = ()
-    """What is left out; other examples of the same rows are used."""
+    """What is left out, without repeated rows; other examples of the same rows are used."""
     num_unreadable: int = 0
-    """Rows that could not be read: malformed lines, or JSON that is not an object."""
+    """Rows that could not be read, without repeated ones: malformed lines, or JSON that is not an object."""
     targets: np.ndarray | None = None
     """For a model with a head, the targets of all loss tokens, float32, [loss tokens, targets]; None without examples
     or without a head."""
@@ -82,7 +84,8 @@ class EncodedChunk:
     """Whether the loss spans of an example are branches; False without examples."""
 
 
-class ExpandedRow(NamedTuple):
+@dataclass(frozen=True)
+class ExpandedRow:
     """A row of a chunk, or one of those that a dialogue was expanded into, from which an example is made."""
 
     index: int
@@ -150,10 +153,11 @@ class ChunkTokenizer:
                 bad.append(expanded.bad((reason,)))
             else:
                 examples.append((expanded.index, expanded.number, example))
+        counted = [one for one in bad if one.index not in chunk.repeated]
         return replace(
-            flat(examples, unknown=self.unknown),
-            bad=tuple(sorted(bad, key=lambda one: (one.index, one.number))),
-            num_unreadable=len(unreadable),
+            flat(examples, unknown=self.unknown, repeated=chunk.repeated),
+            bad=tuple(sorted(counted, key=lambda one: (one.index, one.number))),
+            num_unreadable=len(unreadable.keys() - chunk.repeated),
         )
 
 
@@ -190,24 +194,35 @@ def shown(row: Any) -> Any:
     return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
 
 
-def flat(examples: Sequence[tuple[int, int, Example]], *, unknown: int | None) -> EncodedChunk:
+def used_rows(examples: Sequence[Example], *, unknown: int | None) -> UsedRows:
+    """Return the counts of examples; `unknown` is the token to count in the loss, or None."""
+    return UsedRows(
+        rows=len(examples),
+        cut=sum(example.cut_tokens > 0 for example in examples),
+        cut_tokens=sum(example.cut_tokens for example in examples),
+        loss_tokens=sum(end - start for example in examples for start, end in example.spans),
+        unknown_tokens=0
+        if unknown is None
+        else sum(example.input_ids[start:end].count(unknown) for example in examples for start, end in example.spans),
+        widened_spans=sum(len(example.widened_spans) for example in examples),
+        widened_such_as=next((f"{row.key}: {row.widened_spans[0]}" for row in examples if row.widened_spans), ""),
+    )
+
+
+def flat(
+    examples: Sequence[tuple[int, int, Example]], *, unknown: int | None, repeated: frozenset[int] = frozenset()
+) -> EncodedChunk:
     """Return examples with the indices of their rows and their numbers as arrays.
 
-    `unknown` is the tokenizer's unknown token, which is counted where it would be learned: not before a head.
+    Args:
+        examples: Index of the row, number among its examples, and the example.
+        unknown: The tokenizer's unknown token, which is counted where it would be learned: not before a head.
+        repeated: Indices of rows that were counted before.
     """
     rows = [example for *_, example in examples]
     has_targets = any(example.targets for example in rows)
-    used = UsedRows(
-        rows=len(examples),
-        cut=sum(example.cut_tokens > 0 for example in rows),
-        cut_tokens=sum(example.cut_tokens for example in rows),
-        loss_tokens=sum(end - start for example in rows for start, end in example.spans),
-        unknown_tokens=0
-        if unknown is None or has_targets
-        else sum(example.input_ids[start:end].count(unknown) for example in rows for start, end in example.spans),
-        widened_spans=sum(len(example.widened_spans) for example in rows),
-        widened_such_as=next((f"{row.key}: {row.widened_spans[0]}" for row in rows if row.widened_spans), ""),
-    )
+    counted = [example for index, _, example in examples if index not in repeated] if repeated else rows
+    used = used_rows(counted, unknown=None if has_targets else unknown)
     return EncodedChunk(
         ids=np.fromiter(chain.from_iterable(example.input_ids for example in rows), dtype=np.int32),
         lengths=np.array([len(example.input_ids) for example in rows], dtype=np.int64),

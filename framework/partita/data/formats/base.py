@@ -63,6 +63,8 @@ class StreamRow(NamedTuple):
     """Why the row cannot be read; empty for a good one."""
     raw: str = ""
     """The content of a bad row."""
+    is_repeated: bool = False
+    """Whether an earlier pass over its source in the same epoch has given it, as in a mix."""
 
 
 @dataclass(frozen=True)

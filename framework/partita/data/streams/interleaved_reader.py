@@ -216,7 +216,7 @@ class ShardsInTurn:
             if row is not None:
                 self._turn += 1
                 self._gave |= OWN_ROWS
-                return row
+                return row._replace(is_repeated=True) if self._pass else row
             self._replace(self._turn)
 
     def read_all_shards(self) -> bool:

@@ -213,7 +213,8 @@ class ShardGroup:
         if rows:
             keys = self._plan.keys(rows)
             raw = [Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in rows]
-            window.add(keys, self._workers.submit(RawChunk(raw, keys)))
+            repeated = frozenset(index for index, (_, row) in enumerate(rows) if row.is_repeated)
+            window.add(keys, self._workers.submit(RawChunk(raw, keys, repeated)))
         if not window.unread:
             window.after = self._reader.state()
 

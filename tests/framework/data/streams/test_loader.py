@@ -620,6 +620,38 @@ def test_bad_rows_that_are_read_again_are_counted_once(tmp_path: Path, batching:
     assert result == expected
 
 
+@pytest.mark.parametrize("batches_per_step", [1, 3])
+def test_rows_that_a_mix_repeats_are_counted_once(tmp_path: Path, batches_per_step: int) -> None:
+    for name, sizes, broken in (("many", [150, 50], {3, 160}), ("few", [6, 8], {2, 11})):
+        write_shards(tmp_path / name, sizes, broken=frozenset(broken))
+    sources = [FileSource(type="jsonl", path=f"{name}/*.jsonl", streaming=True) for name in ("many", "few")]
+    streams = TrainingStreams(sources, [1.0, 1.0], "all", tmp_path, 7, ("many", "few"), ("many", "few"))
+
+    def loader(ledger: Ledger) -> StreamLoader:
+        return StreamLoader(
+            streams.plan(policy_of(BUDGET), num_groups=count_shard_groups(batches_per_step)),
+            ENCODER,
+            options=LoaderOptions(),
+            batches_per_step=batches_per_step,
+            parts={},
+            ledger=ledger,
+            collate_batch=partial(collate, pad_token_id=0),
+        )
+
+    whole = Ledger(tmp_path / "whole", max_bad_rows=4)
+    steps = epoch_of(loader(whole))
+
+    assert keys_of(steps).most_common(1)[0][1] > 5, "few rows are repeated"
+    state, quarantine = outcome(whole, tmp_path / "whole")
+    assert (state["rows"], state["used"], state["left_out"]) == (214, 210, 4)
+    assert len(quarantine) == 4
+    resumed = Ledger(tmp_path / "resumed", max_bad_rows=4)
+    rest = loader(resumed)
+    rest.load_state_dict(json.loads(json.dumps(steps[len(steps) // 2].state_dict)))
+    assert list(map(plain, epoch_of(rest))) == list(map(plain, steps[len(steps) // 2 + 1 :]))
+    assert resumed.state() == state
+
+
 def test_rows_in_order_are_counted_once_wherever_a_run_continues(tmp_path: Path) -> None:
     """Also in a window whose last rows, or all rows, are broken."""
     broken = frozenset({0, 5, 6, 40, 62, 63, *range(64, 192), 300, 330})
