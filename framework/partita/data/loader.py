@@ -1,4 +1,4 @@
-"""Batches of tokenized training rows as optimizer steps, resumable at any step, with statistics."""
+"""Batches of tokenized training rows as optimizer steps, resumable at any step."""
 
 import copy
 import itertools
@@ -16,54 +16,33 @@ from partita.data.batching.policies import build_policy
 from partita.data.tokenized import TokenizedDataset
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.sections.batching import Batching
-from partita_trainers.base import Batch, GlobalBatch
+from partita_trainers.base import GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 @dataclass
-class Statistics:
-    """Totals since the loader was created."""
+class Waits:
+    """How long the consumer of a loader has waited for steps."""
 
-    steps: int = 0
-    rows: int = 0
-    tokens: int = 0
-    """Tokens without padding."""
-    loss_tokens: int = 0
-    padding: int = 0
-    """Padding tokens."""
     seconds: float = 0.0
     """From the first request for a step to the arrival of the last one."""
     waited_seconds: float = 0.0
     """Part of these seconds spent waiting for steps."""
 
-    def add(self, batch: Batch) -> None:
-        """Count a batch."""
-        self.rows += batch.rows
-        self.tokens += batch.tokens
-        self.loss_tokens += batch.loss_tokens
-        self.padding += batch.input_ids_BT.numel() - batch.tokens
-
-    def count(self, steps: Iterator[GlobalBatch]) -> Generator[GlobalBatch]:
-        """Yield the steps unchanged, counted and timed."""
+    def timed(self, steps: Iterator[GlobalBatch]) -> Generator[GlobalBatch]:
+        """Yield the steps unchanged, and time the waits for them."""
         requested = previous = time.perf_counter()
         for step in steps:
             arrived = time.perf_counter()
             self.waited_seconds += arrived - requested
             self.seconds += arrived - previous
             previous = arrived
-            for batch in step.micro_batches:
-                self.add(batch)
-            self.steps += 1
             yield step
             requested = time.perf_counter()
 
     def record(self) -> dict[str, float]:
-        """Return all counts, with padding_share of all tokens, wait_share of all seconds, and tokens_per_second."""
-        return asdict(self) | {
-            "padding_share": self.padding / max(1, self.tokens + self.padding),
-            "wait_share": self.waited_seconds / self.seconds if self.seconds else 0.0,
-            "tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
-        }
+        """Return the times, and `wait_share`, the share of the waits."""
+        return asdict(self) | {"wait_share": self.waited_seconds / self.seconds if self.seconds else 0.0}
 
 
 class Loader:
@@ -127,12 +106,12 @@ class Loader:
         )
         versions = {"planner version": str(PLANNER_VERSION), "encoded rows": encoded.fingerprint}
         self._cursor = Cursor(short_parts({**encoded.parts, **(more_parts or {}), **settings, **versions}))
-        self._statistics = Statistics()
+        self._waits = Waits()
 
     @property
-    def statistics(self) -> dict[str, float]:
-        """Return this rank's totals: steps, rows, tokens, loss_tokens, padding, seconds, and ratios of them."""
-        return self._statistics.record()
+    def waits(self) -> dict[str, float]:
+        """How long this rank has waited for steps: `seconds`, `waited_seconds` and `wait_share`."""
+        return self._waits.record()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -159,9 +138,9 @@ class Loader:
         return max(1, steps)
 
     def from_start(self) -> "Loader":
-        """Return a loader of the same batches from the first step on, with separate statistics."""
+        """Return a loader of the same batches from the first step on, timed separately."""
         loader = copy.copy(self)
-        vars(loader).update(_cursor=Cursor(self._cursor.parts), _statistics=Statistics(), _started=False)
+        vars(loader).update(_cursor=Cursor(self._cursor.parts), _waits=Waits(), _started=False)
         return loader
 
     def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
@@ -195,7 +174,7 @@ class Loader:
 
     def _start(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         self._started = True
-        return self._statistics.count(self._step(planned) for epoch in epochs for planned in self._plans(epoch))
+        return self._waits.timed(self._step(planned) for epoch in epochs for planned in self._plans(epoch))
 
     def _plans(self, epoch: int) -> Iterator[PlannedStep]:
         start = self._cursor if epoch == self._cursor.epoch else Cursor(self._cursor.parts, epoch)

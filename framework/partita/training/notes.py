@@ -166,16 +166,15 @@ def note_batches(directory: RunDirectory) -> None:
         directory.note(batches=totals)
 
 
-def note_waits(directory: RunDirectory, statistics: Mapping[str, float], *, workers: int, streamed: bool) -> None:
+def note_waits(directory: RunDirectory, waits: Mapping[str, float], *, workers: int, streamed: bool) -> None:
     """Record how long this process waited for rows since its start, and warn if that was long.
 
     Args:
         directory: The open run.
-        statistics: Statistics of its loader.
+        waits: Those of its loader.
         workers: Number of data workers.
         streamed: Whether rows are read during training.
     """
-    waits = {name: statistics[name] for name in ("seconds", "waited_seconds", "wait_share")}
     directory.note(waits=waits)
     if streamed and waits["waited_seconds"] > MIN_WAIT_SECONDS and waits["wait_share"] > LONG_WAIT:
         logger.warning(

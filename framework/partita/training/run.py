@@ -214,7 +214,7 @@ def train_and_note(
             note_batches(directory)
         if run.planned is not None and context.config.trainer.type != "hogwild":  # it reads the rows once, before
             workers = context.config.data.loader.workers
-            note_waits(directory, run.planned.loader.statistics, workers=workers, streamed=streamed)
+            note_waits(directory, run.planned.loader.waits, workers=workers, streamed=streamed)
     finally:
         note_cuts(directory, tuner, run.sizes)
         if streamed:

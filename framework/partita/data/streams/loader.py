@@ -20,7 +20,7 @@ from partita.data.chunks import ChunkTokenizer, EncodedChunk, RawChunk
 from partita.data.formats.text_files import is_mostly_broken
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
-from partita.data.loader import Statistics, check_ranks
+from partita.data.loader import Waits, check_ranks
 from partita.data.splits import TRAINING
 from partita.data.streams.shard_group import CHUNK, ShardGroup, ShardPlan
 from partita.data.streams.windows import SeenRows
@@ -123,7 +123,7 @@ class StreamLoader:
         self._cursor = Cursor(short_parts({**plan.parts, **groups, **row_tokenizer.parts(), **parts}))
         self._notes: list[WindowReport] = []
         self._num_unreadable = 0
-        self._statistics = Statistics()
+        self._waits = Waits()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
         self.counted_epoch: int | None = 0
         """The epoch whose rows are counted and checked: the first one, or the first one after the data changed. In the
@@ -131,9 +131,9 @@ class StreamLoader:
         self._started = False
 
     @property
-    def statistics(self) -> dict[str, float]:
-        """Return the totals: steps, rows, tokens, loss_tokens, padding, seconds, and ratios of them."""
-        return self._statistics.record()
+    def waits(self) -> dict[str, float]:
+        """How long this rank has waited for steps: `seconds`, `waited_seconds` and `wait_share`."""
+        return self._waits.record()
 
     def total_steps(self, epochs: float) -> int:
         """Raise DataError: the length of a stream is unknown."""
@@ -190,7 +190,7 @@ class StreamLoader:
     def _closing_steps(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         """Yield steps; closing the generator releases files and processes at once."""
         with closing(self._steps(epochs)) as steps:
-            yield from self._statistics.count(steps)
+            yield from self._waits.timed(steps)
 
     def _steps(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         encode = ChunkTokenizer(self._row_tokenizer, max_row_tokens=self.plan.policy.max_row_tokens)
