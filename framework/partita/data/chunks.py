@@ -39,14 +39,16 @@ class RawChunk:
 
 
 @dataclass(frozen=True)
-class BadChunkRow:
-    """A row of a chunk that cannot be used."""
+class BadExample:
+    """An example that cannot be used, or a row that could not be read."""
 
     index: int
     """Index of the row in the chunk."""
+    number: int
+    """Number of the example among those of its row, from 1; 0 if the row could not be read."""
     reasons: tuple[str, ...]
     raw: Any
-    """The row, or the content that could not be read."""
+    """The row that the example was to be made from, or the content that could not be read."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,11 @@ class EncodedChunk:
     numbers: np.ndarray
     """Number of each example among those of its row, from 1, int32."""
     used: UsedRows
-    """Counts of the rows that are used entirely."""
-    bad: tuple[BadChunkRow, ...] = ()
+    """Counts of the examples."""
+    bad: tuple[BadExample, ...] = ()
+    """What is left out; other examples of the same rows are used."""
     num_unreadable: int = 0
-    """Bad rows that are not rows at all: malformed lines, or JSON that is not an object."""
+    """Rows that could not be read: malformed lines, or JSON that is not an object."""
     targets: np.ndarray | None = None
     """For a model with a head, the targets of all loss tokens, float32, [loss tokens, targets]; None without examples
     or without a head."""
@@ -79,11 +82,27 @@ class EncodedChunk:
     """Whether the loss spans of an example are branches; False without examples."""
 
 
+@dataclass(frozen=True)
+class ExpandedRow:
+    """A row of a chunk, or one of those that a dialogue was expanded into, from which an example is made."""
+
+    index: int
+    """Index in the chunk."""
+    number: int
+    """Number among those of its row, from 1."""
+    key: str
+    row: Mapping[str, Any]
+
+    def bad(self, reasons: tuple[str, ...]) -> BadExample:
+        """Return that no example can be made from it."""
+        return BadExample(self.index, self.number, reasons, shown(self.row))
+
+
 class ChunkTokenizer:
     """Validate and tokenize rows; can be pickled for worker processes."""
 
     def __init__(self, row_tokenizer: RowTokenizer, *, max_row_tokens: int | None = None) -> None:
-        """Store the settings; an example above `max_row_tokens` tokens is left out, and its row is bad."""
+        """Store the settings; an example above `max_row_tokens` tokens is left out."""
         self.row_tokenizer = row_tokenizer
         self.max_row_tokens = max_row_tokens
 
@@ -108,33 +127,35 @@ class ChunkTokenizer:
         return None if token == getattr(tokenizer, "eos_token_id", None) else token
 
     def __call__(self, chunk: RawChunk) -> EncodedChunk:
-        """Tokenize a chunk; every row ends up in the examples or among the bad rows."""
+        """Tokenize a chunk; every example that a row should give is returned, or is among the bad ones."""
         from partita_schema.rows import check_rows
 
-        raw, bad = parsed(chunk.rows)
-        num_unreadable = len(bad)
+        raw, unreadable = parsed(chunk.rows)
+        bad = [BadExample(index, 0, reasons, shown(chunk.rows[index])) for index, reasons in unreadable.items()]
         keys, expander = list(chunk.keys), self.row_tokenizer.expander
         expanded_rows = [
-            (index, number, *row)
+            ExpandedRow(index, number, *made)
             for index in raw
-            for number, row in enumerate(made_rows(raw[index], keys[index], expander=expander), start=1)
+            for number, made in enumerate(made_rows(raw[index], keys[index], expander=expander), start=1)
         ]
-        checked = check_rows(self.schema, [row for *_, row in expanded_rows])
-        bad |= {expanded_rows[number][0]: reasons for number, reasons in checked.bad.items()}
-        good = [expanded_rows[number] for number in checked.clean]
-        encoded = self.row_tokenizer.encode_rows(list(checked.clean.values()), [key for *_, key, _ in good])
+        checked = check_rows(self.schema, [expanded.row for expanded in expanded_rows])
+        bad += [expanded_rows[place].bad(reasons) for place, reasons in checked.bad.items()]
+        good = [expanded_rows[place] for place in checked.clean]
+        encoded = self.row_tokenizer.encode_rows(list(checked.clean.values()), [expanded.key for expanded in good])
         examples: list[tuple[int, int, Example]] = []
-        for (index, number, *_), example in zip(good, encoded, strict=True):
+        for expanded, example in zip(good, encoded, strict=True):
             if isinstance(example, RowError):
-                bad[index] = (str(example),)
+                bad.append(expanded.bad((str(example),)))
             elif self.max_row_tokens is not None and len(example.input_ids) > self.max_row_tokens:
-                bad.setdefault(index, (f"more than the {self.max_row_tokens:,} tokens of data.batching.max_tokens",))
+                reason = f"more than the {self.max_row_tokens:,} tokens of data.batching.max_tokens"
+                bad.append(expanded.bad((reason,)))
             else:
-                examples.append((index, number, example))
-        bad_rows = tuple(
-            BadChunkRow(index, bad[index], shown(raw.get(index, chunk.rows[index]))) for index in sorted(bad)
+                examples.append((expanded.index, expanded.number, example))
+        return replace(
+            flat(examples, unknown=self.unknown),
+            bad=tuple(sorted(bad, key=lambda one: (one.index, one.number))),
+            num_unreadable=len(unreadable),
         )
-        return replace(flat(examples, bad_rows, unknown=self.unknown), num_unreadable=num_unreadable)
 
 
 def made_rows(
@@ -170,17 +191,15 @@ def shown(row: Any) -> Any:
     return row.decode("utf-8", "replace") if isinstance(row, bytes) else row
 
 
-def flat(
-    examples: Sequence[tuple[int, int, Example]], bad: tuple[BadChunkRow, ...], *, unknown: int | None
-) -> EncodedChunk:
-    """Return examples with the indices of their rows as arrays.
+def flat(examples: Sequence[tuple[int, int, Example]], *, unknown: int | None) -> EncodedChunk:
+    """Return examples with the indices of their rows and their numbers as arrays.
 
     `unknown` is the tokenizer's unknown token, which is counted where it would be learned: not before a head.
     """
     rows = [example for *_, example in examples]
     has_targets = any(example.targets for example in rows)
     used = UsedRows(
-        rows=len({index for index, *_ in examples} - {row.index for row in bad}),
+        rows=len(examples),
         cut=sum(example.cut_tokens > 0 for example in rows),
         cut_tokens=sum(example.cut_tokens for example in rows),
         loss_tokens=sum(end - start for example in rows for start, end in example.spans),
@@ -198,7 +217,6 @@ def flat(
         indices=np.array([index for index, *_ in examples], dtype=np.int64),
         numbers=np.array([number for _, number, _ in examples], dtype=np.int32),
         used=used,
-        bad=bad,
         targets=np.array([target for example in rows for target in example.targets], dtype=np.float32)
         if has_targets
         else None,

@@ -73,7 +73,7 @@ def test_json_of_a_row_is_parsed_once_and_invalid_json_is_reported(monkeypatch: 
     }
 
 
-def test_rows_longer_than_a_batch_are_bad_and_other_rows_of_their_dialogue_are_kept(
+def test_an_answer_longer_than_a_batch_is_bad_and_the_others_of_its_dialogue_are_used(
     make_config: Callable[..., Any], tokenizer: Any
 ) -> None:
     config = make_config(
@@ -87,4 +87,5 @@ def test_rows_longer_than_a_batch_are_bad_and_other_rows_of_their_dialogue_are_k
 
     assert result.lengths.tolist() == [short]
     assert [row.reasons for row in result.bad] == [(f"more than the {long - 1} tokens of data.batching.max_tokens",)]
-    assert result.used.rows == 0
+    assert [(row.index, row.number) for row in result.bad] == [(0, 2)]
+    assert result.used.rows == 1

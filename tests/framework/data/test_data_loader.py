@@ -446,6 +446,31 @@ def test_bad_rows_are_counted_logged_and_limited(tmp_path: Path, kind: str, capl
     assert [record.getMessage().split("\n")[0] for record in caplog.records] == ["1 of 24 training rows left out:"]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_limit_of_bad_rows_is_a_share_of_the_answers(tmp_path: Path, streaming: bool) -> None:
+    def dialogue(*questions: str) -> dict[str, Any]:
+        messages = [(("user", question), ("assistant", "yes")) for question in questions]
+        return {"messages": [{"role": role, "content": text} for pair in messages for role, text in pair]}
+
+    write_json_lines(
+        tmp_path / "dialogues.jsonl",
+        [dialogue(*"abcd", *(["q" * 80] if number % 40 == 0 else [])) for number in range(320)],
+    )
+    config = settings(
+        input_features=[{"name": "messages", "type": "dialogue"}],
+        data={"dialogue": {"mode": "squash"}},
+        trainer={"max_steps": 5} if streaming else {},
+    )
+    config["data"]["source"] = {"type": "jsonl", "path": str(tmp_path / "dialogues.jsonl"), "streaming": streaming}
+    if streaming:
+        del config["data"]["split"]
+
+    loader = DataLoader(config)
+
+    assert len(keys_of(epoch_of(loader))) == 1280
+    assert (loader.row_counts.rows, loader.row_counts.used, loader.row_counts.left_out) == (1288, 1280, 8)
+
+
 def test_without_rows_the_error_says_what_to_write() -> None:
     with pytest.raises(DataError, match=r"there are no rows: write data.source in the file, or pass a dataset"):
         DataLoader(settings())

@@ -49,9 +49,10 @@ def count_shard_groups(batches_per_step: int, *, sources: int = 1) -> int:
 
 
 class LeftOut(NamedTuple):
-    """A row that is left out."""
+    """An example that is left out, or a row that could not be read."""
 
     key: str
+    """Key of the example, or of the row."""
     reasons: Sequence[str]
     file: str
     number: int
@@ -109,6 +110,9 @@ class StreamLoader:
         self.plan = plan
         """The streams, their shard groups and the policy."""
         self._row_tokenizer = row_tokenizer
+        expander = row_tokenizer.expander
+        self._numbered = expander is not None and expander.numbered
+        """Whether a row may give several examples, whose keys then end in their number."""
         self._options = options
         self._ledger, self._collate, self._resume = ledger, collate_batch, resume
         self._process_group = process_group
@@ -238,7 +242,6 @@ class StreamLoader:
     def _group(
         self, number: int, epoch: int, position: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> ShardGroup:
-        expander = self._row_tokenizer.expander
         return ShardGroup(
             self.plan,
             number,
@@ -246,7 +249,7 @@ class StreamLoader:
             workers=workers,
             # If several ranks read a group, the rank of its first slot counts the rows.
             seen=self._seen if epoch == self.counted_epoch and number in self._slots else ignore,
-            numbered=expander is not None and expander.numbered,
+            numbered=self._numbered,
             position=position["groups"][number] if position is not None else None,
         )
 
@@ -264,7 +267,8 @@ class StreamLoader:
         left_out = []
         for row in rows.bad:
             file, number = rows.keys.location(row.index)
-            left_out.append(LeftOut(str(rows.keys[row.index]), row.reasons, file, number, row.raw))
+            part = f"#{row.number}" if self._numbered and row.number else ""
+            left_out.append(LeftOut(f"{rows.keys[row.index]}{part}", row.reasons, file, number, row.raw))
         self._notes.append(WindowReport(left_out, used=rows.used))
         self._num_unreadable += rows.num_unreadable
         if self._process_group.world_size == 1:

@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from partita.data.chunks import BadChunkRow, EncodedChunk
+from partita.data.chunks import BadExample, EncodedChunk
 from partita.data.ledger import UsedRows
 from partita.data.rows import RowKeys
 from partita.data.tokenized import FlatBuilder, TokenizedDataset
@@ -99,19 +99,19 @@ class SeenRows:
     """Outcome of consecutive rows of a window."""
 
     keys: RowKeys
-    bad: Sequence[BadChunkRow]
-    """Rows that are left out, with their indices in `keys`."""
+    bad: Sequence[BadExample]
+    """Examples that are left out and rows that could not be read, with their indices in `keys`."""
     used: UsedRows
-    """Counts of the rows that are used entirely."""
+    """Counts of the examples that are used."""
     num_unreadable: int
-    """Bad rows that are not rows at all."""
+    """Number of rows that could not be read."""
 
 
 def seen_rows(chunks: Sequence[tuple[RowKeys, EncodedChunk]]) -> SeenRows:
     """Return the outcome of the rows of chunks, passed with their keys."""
-    bad, used, num_unreadable, start = list[BadChunkRow](), UsedRows(), 0, 0
+    bad, used, num_unreadable, start = list[BadExample](), UsedRows(), 0, 0
     for keys, chunk in chunks:
-        bad += [BadChunkRow(row.index + start, row.reasons, row.raw) for row in chunk.bad]
+        bad += [replace(one, index=one.index + start) for one in chunk.bad]
         used += chunk.used
         num_unreadable += chunk.num_unreadable
         start += len(keys)

@@ -20,14 +20,17 @@ from hypothesis import strategies as st
 from partita.data.batching.collate import collate
 from partita.data.batching.policies import Policy, build_policy
 from partita.data.chunks import ChunkTokenizer
+from partita.data.dialogue import expanded
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.run_data import TrainingStreams
+from partita.data.sources.sources import open_rows
 from partita.data.streams import shard_group as shard_group_module
 from partita.data.streams.interleaved_reader import InterleavedReader
 from partita.data.streams.loader import StreamLoader, count_shard_groups, merged
 from partita.data.streams.shard_group import rows_of_chunk
+from partita.data.tokenized import TokenizedDataset
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
 from partita_schema.config import Config
@@ -38,7 +41,7 @@ from partita_schema.sections.model import ScratchModel
 from partita_schema.sections.sources import FileSource
 from partita_trainers.base import GlobalBatch
 
-from ....properties import examples
+from ....properties import ends, examples
 
 CONFIG = Config.model_validate(
     {
@@ -427,6 +430,108 @@ def test_rows_of_one_dialogue_have_different_keys(tmp_path: Path) -> None:
     keys = keys_of(epoch_of(make(tmp_path, batching=FixedBatching(type="fixed"), row_tokenizer=row_tokenizer)))
 
     assert keys == Counter({f"part-00.jsonl:1#{number}": 1 for number in (1, 2, 3)})
+
+
+def dialogue_tokenizer(**settings: Any) -> RowTokenizer:
+    """Return a tokenizer of dialogues with a row for each answer, of at most 64 tokens."""
+    config = Config.model_validate(
+        {
+            "base_model": "unused",
+            "input_features": [{"name": "messages", "type": "dialogue"}],
+            "output_features": [{"name": "reply", "type": "text"}],
+            "preprocessing": {"global_max_sequence_length": 64},
+            "data": {"dialogue": {"mode": "squash", **settings}},
+            "trainer": {"type": "finetune"},
+        }
+    )
+    return build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64)
+
+
+def write_dialogues(folder: Path) -> Path:
+    """Write dialogues whose rows are used, all, some or none of them."""
+    folder.mkdir()
+    short, long = {"text": "q", "labels": ["a", "b"]}, {"text": "q" * 80, "labels": ["c", "d"]}
+    lines = [
+        json.dumps({"episode": [short, short]}),
+        json.dumps({"episode": [short, long]}),
+        json.dumps({"episode": [long]}),
+        json.dumps({"episode": [{"labels": ["no question"]}]}),
+        "{broken",
+        json.dumps({"episode": [short, {"text": "q", "labels": ["fits", "too long" * 40]}]}),
+    ]
+    (folder / "part-00.jsonl").write_text("\n".join(lines * 4) + "\n", encoding="utf-8")
+    return folder
+
+
+def outcome(ledger: Ledger, folder: Path) -> tuple[dict[str, int], Any]:
+    """Return the counts of a ledger, and what it wrote to the quarantine in `folder`."""
+    ledger.save()
+    records = map(json.loads, (folder / "quarantine.jsonl").read_text(encoding="utf-8").splitlines())
+    return ledger.state(), sorted((record["key"], record["reasons"], str(record["row"])) for record in records)
+
+
+def by_index(folder: Path, row_tokenizer: RowTokenizer, *, ledger_folder: Path) -> tuple[set[str], Any]:
+    """Return the keys of the rows that are used by index, and the `outcome`."""
+    ledger = Ledger(ledger_folder, max_bad_rows=1.0)
+    rows = expanded(open_rows("part-00.jsonl", folder=folder), row_tokenizer.expander)
+    keys = set(TokenizedDataset.build(rows, row_tokenizer, ledger=ledger).keys)
+    return keys, outcome(ledger, ledger_folder)
+
+
+@pytest.mark.parametrize("workers", ends([0, 1]))
+@pytest.mark.parametrize("labels", ["first", "all"])
+def test_answers_of_a_stream_are_counted_as_those_by_index(tmp_path: Path, labels: str, workers: int) -> None:
+    folder, row_tokenizer = write_dialogues(tmp_path / "data"), dialogue_tokenizer(labels=labels)
+    keys, counted = by_index(folder, row_tokenizer, ledger_folder=tmp_path / "indexed")
+    ledger = Ledger(tmp_path / "streamed", max_bad_rows=1.0)
+
+    steps = epoch_of(make(folder, row_tokenizer=row_tokenizer, ledger=ledger, workers=workers))
+
+    assert set(keys_of(steps)) == keys
+    assert "part-00.jsonl:2#1" in keys
+    result = outcome(ledger, tmp_path / "streamed")
+    assert result == counted
+    assert result[0]["used"] == len(keys)
+    left_out = {
+        key for key, *_ in result[1] if key.startswith(("part-00.jsonl:2#", "part-00.jsonl:4", "part-00.jsonl:5"))
+    }
+    wanted = ["part-00.jsonl:2#2"] if labels == "first" else ["part-00.jsonl:2#3", "part-00.jsonl:2#4"]
+    assert left_out == {*wanted, "part-00.jsonl:4#1", "part-00.jsonl:5"}
+
+
+@pytest.mark.parametrize("batching", [BUDGET, IN_ORDER], ids=lambda batching: batching.type)
+def test_answers_that_are_left_out_are_counted_once_wherever_a_run_continues(tmp_path: Path, batching: Any) -> None:
+    folder, row_tokenizer = write_dialogues(tmp_path / "data"), dialogue_tokenizer(labels="all")
+    _, counted = by_index(folder, row_tokenizer, ledger_folder=tmp_path / "indexed")
+
+    cursor, done, kills = None, False, 0
+    while not done:
+        ledger = Ledger(tmp_path / "killed", max_bad_rows=1.0, resumable=True)
+        loader = make(folder, batching=batching, batches_per_step=2, row_tokenizer=row_tokenizer, ledger=ledger)
+        if cursor is not None:
+            loader.load_state_dict(cursor)
+        steps = list(itertools.islice(loader.steps(), 2))
+        done = steps[-1].epoch > 0
+        cursor, kills = steps[0].state_dict, kills + 1  # killed after the second step, before it was saved
+
+    assert kills > 2
+    assert outcome(ledger, tmp_path / "killed") == counted
+
+
+def test_answers_that_are_left_out_are_counted_once_by_ranks(tmp_path: Path) -> None:
+    folder, row_tokenizer = write_dialogues(tmp_path / "data"), dialogue_tokenizer()
+    _, counted = by_index(folder, row_tokenizer, ledger_folder=tmp_path / "indexed")
+
+    def take(process_group: ThreadGroup) -> Any:
+        own = tmp_path / f"rank{process_group.rank}"
+        ledger = Ledger(own, max_bad_rows=1.0)
+        epoch_of(
+            make(folder, batches_per_step=4, row_tokenizer=row_tokenizer, ledger=ledger, process_group=process_group)
+        )
+        return outcome(ledger, own)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(take, ThreadGroup.of(2, timeout_seconds=20))) == [counted, counted]
 
 
 def test_ranks_that_do_not_divide_a_step_are_refused(tmp_path: Path) -> None:
