@@ -154,7 +154,7 @@ def formats_of(rows: Rows, config: Config) -> tuple[str, ...]:
     if feature is None:
         return ()
     names = Counter(
-        format_of(row, column=feature.source_column, form=options.format, columns=options.columns)
+        format_of(row, column=feature.source_column, format_name=options.format, columns=options.columns)
         for chunk in rows.iterate()
         for row in chunk
     )

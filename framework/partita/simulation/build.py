@@ -81,7 +81,7 @@ def open_tasks(
         values = read_turns(
             row,
             column=dialogue.source_column,
-            form=options.format,
+            format_name=options.format,
             ignored=options.ignore_keys,
             columns=options.columns,
             outputs=outputs,

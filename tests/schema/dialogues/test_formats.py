@@ -20,7 +20,8 @@ def listed(role: str, text: str, roles: tuple[str, str]) -> list[dict[str, Any]]
 
 def read(row: dict[str, Any], form: str = "auto", column: str = "messages") -> list[tuple[str, str]]:
     return [
-        (message["role"], message["content"]) for message in read_dialogue(row, column=column, form=form)["messages"]
+        (message["role"], message["content"])
+        for message in read_dialogue(row, column=column, format_name=form)["messages"]
     ]
 
 
@@ -48,7 +49,7 @@ def test_every_format_is_detected_by_its_columns_and_gives_the_same_dialogue(for
     assert read(row, form) == EXPECTED
     assert answers(row) == ["hello", "so long"]
     assert has_dialogues(list(row), column="messages")
-    assert has_dialogues(list(row), column="messages", form=form)
+    assert has_dialogues(list(row), column="messages", format_name=form)
 
 
 def test_formats_with_lists_may_be_in_any_column() -> None:
@@ -93,7 +94,7 @@ def segments(*pairs: tuple[bool, str]) -> dict[str, Any]:
 def test_segments_are_messages_of_one_text(form: str) -> None:
     row = segments((True, "<s>a "), (False, "b"), (False, " c\n"), (True, "d"), (True, ""), (True, "e</s>"))
 
-    dialogue = read_dialogue(row, column="messages", form=form)
+    dialogue = read_dialogue(row, column="messages", format_name=form)
 
     assert dialogue["verbatim"] is True
     assert [(message["role"], message["content"], message.get("train")) for message in dialogue["messages"]] == [
@@ -116,7 +117,7 @@ def test_columns_have_the_names_that_the_data_has() -> None:
         ),
     }.items():
         for name in ("auto", form):
-            dialogue = read_dialogue(row, column="messages", form=name, columns=columns)
+            dialogue = read_dialogue(row, column="messages", format_name=name, columns=columns)
             assert [message["content"] for message in dialogue["messages"]] == ["Add.\n1 and 2", "3"]
     tools = {"messages": listed("role", "content", ROLES), "functions_json": '[{"name": "f"}]'}
     assert read_dialogue(tools, column="messages", columns={"tools": "functions_json"})["tools"]
