@@ -24,7 +24,7 @@ from partita_schema.sections.dialogue import DialogueConfig
 from partita_schema.sections.features import DialogueInput, TextInput
 from partita_schema.sections.outputs import OutputFeature
 from partita_schema.sections.outputs.preference import PreferenceOutput
-from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_turns
+from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_with_outputs
 from partita_schema.words import Splitting, read_words, tags_of
 
 
@@ -70,7 +70,7 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
 
     def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the messages up to a question, and the correct answers to it. Raise FormatError."""
-        dialogue = read_turns(
+        dialogue = read_with_outputs(
             row,
             column=self.column,
             format_name=self.options.format,

@@ -162,7 +162,7 @@ def build_turn_outputs(config: Config) -> TurnOutputs | None:
     return TurnOutputs(config.output_features, shown, dialogue.ignore_keys)
 
 
-def read_turns(
+def read_with_outputs(
     row: Mapping[str, Any],
     *,
     column: str,

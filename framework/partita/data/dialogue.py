@@ -27,7 +27,7 @@ from partita_schema.dialogues.common_form import (
     message_text,
 )
 from partita_schema.sections.dialogue import DialogueConfig
-from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_turns
+from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_with_outputs
 
 Message = dict[str, Any]
 
@@ -180,7 +180,7 @@ class Expander:
 
     def _dialogue(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a dialogue in the common form. Raise FormatError if it cannot be read."""
-        return read_turns(
+        return read_with_outputs(
             row,
             column=self.column,
             format_name=self.format_name,
