@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import FormatError
+from partita_schema.dialogues.formats import COLUMNS, KEYS_BY_FORMAT, LISTS, READERS
 from partita_schema.dialogues.read import has_dialogues, read_dialogue
 from partita_schema.rows import check_rows, row_schema
+from partita_schema.sections.dialogue import DialogueConfig
 
 EXPECTED = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long")]
 ROLES = ("user", "assistant")
@@ -132,6 +134,26 @@ def test_errors_name_columns_as_the_data_has_them() -> None:
 def test_alpaca_puts_the_input_after_the_instruction() -> None:
     row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."}
     assert read(row) == [("system", "Be brief."), ("user", "Add.\n1 and 2"), ("assistant", "3")]
+
+
+def test_the_schema_knows_every_format() -> None:
+    assert set(get_args(DialogueConfig.model_fields["format"].annotation)) == {"auto", *READERS}
+
+
+def test_every_format_is_recognized_and_tested() -> None:
+    assert {*LISTS, *COLUMNS, "chatml"} == set(READERS)
+    assert set(KEYS_BY_FORMAT) == set(LISTS)
+    assert {name for name, _ in FORMS} | {"chatml", "segments"} == set(READERS), "the last two have tests of their own"
+
+
+def test_an_unknown_message_is_reported_with_the_keys_of_every_format() -> None:
+    with pytest.raises(FormatError) as caught:
+        read_dialogue({"messages": [{"who": "x"}]}, column="messages")
+
+    known = str(caught.value).partition("known are ")[2]
+    assert known == ("role and content, from and value, speaker and text or utterance, label and text, text and labels")
+    named = set(known.replace(",", "").split())
+    assert {key for formats in KEYS_BY_FORMAT.values() for keys in formats for key in keys} <= named
 
 
 @pytest.mark.parametrize(("form", "row"), [*FORMS, ("chatml", {"messages": CHATML})])
