@@ -16,7 +16,7 @@ from marshmallow import RAISE, Schema, ValidationError, fields, post_load, pre_l
 
 from partita_schema.cells import CellError, is_missing, shown, text_reader
 from partita_schema.config import Config
-from partita_schema.dialogues.common_form import FormatError, answer_to_learn, is_read, message_text
+from partita_schema.dialogues.common_form import FormatError, answer_to_learn, is_common_form, message_text
 from partita_schema.dialogues.messages import KnownKeys
 from partita_schema.dialogues.pairs import read_answer, read_pair
 from partita_schema.dialogues.read import own_names, renamed
@@ -24,7 +24,7 @@ from partita_schema.sections.dialogue import DialogueConfig
 from partita_schema.sections.features import DialogueInput, TextInput
 from partita_schema.sections.outputs import OutputFeature
 from partita_schema.sections.outputs.preference import PreferenceOutput
-from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_turns
+from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_with_outputs
 from partita_schema.words import Splitting, read_words, tags_of
 
 
@@ -70,16 +70,18 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
 
     def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the messages up to a question, and the correct answers to it. Raise FormatError."""
-        dialogue = read_turns(
+        dialogue = read_with_outputs(
             row,
             column=self.column,
-            form=self.options.format,
+            format_name=self.options.format,
             ignored=self.options.ignore_keys,
             columns=self.options.columns,
             outputs=self.outputs,
             supervised=self.supervised,
         )
-        if (is_read(row.get(self.column)) or is_read(row)) and (dialogue["labels"] or not self.supervised):
+        if (is_common_form(row.get(self.column)) or is_common_form(row)) and (
+            dialogue["labels"] or not self.supervised
+        ):
             return dialogue | {"labels": [self._values(label) for label in dialogue["labels"]]}
         messages = dialogue["messages"]
         if self.supervised:
@@ -120,7 +122,7 @@ class PairColumn(DialogueColumn):
     def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the messages up to the answers, and both answers. Raise FormatError."""
         cell = row.get(self.column)
-        if any(is_read(one) and "rejected" in one for one in (cell, row)):
+        if any(is_common_form(one) and "rejected" in one for one in (cell, row)):
             return super()._read(row)
         written = renamed(row, self.options.columns)
         if not self.supervised and any(is_missing(written.get(name)) for name in self.output.answer_columns):
@@ -129,7 +131,12 @@ class PairColumn(DialogueColumn):
         known = KnownKeys(self.options.ignore_keys)
         with own_names(self.options.columns):
             pair = read_pair(
-                written, column=self.column, form=self.options.format, known=known, chosen=chosen, rejected=rejected
+                written,
+                column=self.column,
+                format_name=self.options.format,
+                known=known,
+                chosen=chosen,
+                rejected=rejected,
             )
         return pair if self.supervised else pair | {"labels": []}
 
@@ -153,7 +160,7 @@ class ScoredDialogue(PairColumn):
 
     def _read(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the messages up to the answers, and the answers. Raise FormatError."""
-        if is_read(row.get(self.column)) or is_read(row):
+        if is_common_form(row.get(self.column)) or is_common_form(row):
             return super(PairColumn, self)._read(row)
         written = renamed(row, self.options.columns)
         if holds_pair(written, self.output):
@@ -161,7 +168,11 @@ class ScoredDialogue(PairColumn):
         known = KnownKeys(self.options.ignore_keys)
         with own_names(self.options.columns):
             return read_answer(
-                written, column=self.column, form=self.options.format, known=known, answer=self.output.scored_column
+                written,
+                column=self.column,
+                format_name=self.options.format,
+                known=known,
+                answer=self.output.scored_column,
             )
 
 

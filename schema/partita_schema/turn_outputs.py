@@ -20,7 +20,7 @@ from partita_schema.dialogues.common_form import (
     Dialogue,
     FormatError,
     Message,
-    is_read,
+    is_common_form,
     is_structured,
 )
 from partita_schema.dialogues.read import read_dialogue
@@ -162,11 +162,11 @@ def build_turn_outputs(config: Config) -> TurnOutputs | None:
     return TurnOutputs(config.output_features, shown, dialogue.ignore_keys)
 
 
-def read_turns(
+def read_with_outputs(
     row: Mapping[str, Any],
     *,
     column: str,
-    form: str,
+    format_name: str,
     ignored: Collection[str],
     columns: Mapping[str, str],
     outputs: TurnOutputs | None,
@@ -177,7 +177,7 @@ def read_turns(
     Args:
         row: The row, as a mapping from column to value.
         column: Column of the dialogue feature.
-        form: Name of the format, or auto to detect it.
+        format_name: Name of the format, or auto to detect it.
         ignored: Message keys and columns to ignore.
         columns: Names of columns in the data, by the name that a format has for them.
         outputs: The outputs of a turn; None if a turn is only a text.
@@ -187,8 +187,10 @@ def read_turns(
         FormatError: The row contains no valid dialogue.
     """
     keys = outputs.keys if outputs is not None else ()
-    dialogue = read_dialogue(row, column=column, form=form, ignored=ignored, columns=columns, outputs=keys)
-    if outputs is None or is_read(row.get(column)) or is_read(row):
+    dialogue = read_dialogue(
+        row, column=column, format_name=format_name, ignored=ignored, columns=columns, outputs=keys
+    )
+    if outputs is None or is_common_form(row.get(column)) or is_common_form(row):
         return dialogue
     if dialogue.get("verbatim"):
         raise FormatError("segments are one text, not turns with outputs; write messages")

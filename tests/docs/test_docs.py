@@ -23,7 +23,9 @@ import typer
 import yaml
 
 from partita.cli.main import app
+from partita.data.formats import FORMATS
 from partita.outputs.decode import Decoder
+from partita_schema.dialogues.formats import READERS
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.sections.adapter import Adapter, LoraAdapter
@@ -220,6 +222,13 @@ def test_the_training_guide_lists_every_adapter_and_every_lora_initialization() 
     union = get_args(get_args(Adapter)[0])
     assert table_names(guide, "### Adapters") == {get_args(kind.model_fields["type"].annotation)[0] for kind in union}
     assert table_names(guide, "### LoRA initialization") == set(get_args(LoraAdapter.model_fields["init"].annotation))
+
+
+def test_the_guides_list_every_file_format_and_every_dialogue_format() -> None:
+    guides = ROOT / "docs" / "guides"
+    [listed] = re.findall(r"^The formats are ([^.]+)\.", (guides / "data.md").read_text(encoding="utf8"), re.MULTILINE)
+    assert set(re.sub(r" \(.*?\)", "", listed).replace(" and ", ", ").split(", ")) == set(FORMATS)
+    assert table_names(guides / "dialogues.md", "## Data formats") == set(READERS)
 
 
 def test_the_index_of_decisions_lists_every_decision() -> None:

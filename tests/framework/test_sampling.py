@@ -150,7 +150,7 @@ def test_evaluate_scores_the_last_answers_of_dialogues_that_predict_returns(
 
 def test_the_answers_of_a_dialogue_are_sampled_independently() -> None:
     rows = open_rows([dialogue("a", "b", "c", "d", "e", "f"), dialogue("a", "b")], folder=Path())
-    expander = Expander(column="messages", form="auto", mode="squash")
+    expander = Expander(column="messages", format_name="auto", mode="squash")
     made = expanded(rows, expander)
     keys = [made.sampling_key(place) for place in range(4)]
     assert keys == [f"{rows.key(0)}#1", f"{rows.key(0)}#2", rows.key(0), rows.key(1)]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from partita.backends.launch import get_process_group
+from partita.data.labels import find_labels
 from partita.data.rows import Rows
-from partita.data.run_data import RunData, find_labels, open_run_data
+from partita.data.run_data import RunData, open_run_data
 from partita.data.sources.sources import errors_at, local_files, open_rows
 from partita.data.sources.transcripts import WantedRows
 from partita.lm.encoders import with_heads

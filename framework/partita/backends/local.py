@@ -15,8 +15,9 @@ from partita.backends.base import Backend, Refusals
 from partita.backends.context import RunContext
 from partita.backends.reward_models import load_reward_checker
 from partita.data.episode import AGENT
+from partita.data.labels import find_labels
 from partita.data.rows import Rows
-from partita.data.run_data import RunData, find_labels
+from partita.data.run_data import RunData
 from partita.export.options import ExportOptions
 from partita.export.report import ExportReport
 from partita.export.run import export_model

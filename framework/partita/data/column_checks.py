@@ -4,7 +4,7 @@ from partita.data.formats.csv import other_separator
 from partita.data.rows import Rows
 from partita_schema.common.text import nearest
 from partita_schema.config import Config
-from partita_schema.dialogues.common_form import ONE_FORM
+from partita_schema.dialogues.common_form import COMMON_FORM_KEYS
 from partita_schema.dialogues.read import has_dialogues, renamed
 from partita_schema.errors import DataError
 from partita_schema.sections.dialogue import DialogueConfig
@@ -20,7 +20,7 @@ def check_columns(rows: Rows, config: Config, *, supervised: bool) -> None:
     if config.scores_answers and not supervised:
         check_scored_columns(rows, config)
         return
-    if config.dialogue_input is not None and {*ONE_FORM, "rejected"} <= set(rows.columns):
+    if config.dialogue_input is not None and {*COMMON_FORM_KEYS, "rejected"} <= set(rows.columns):
         return  # pairs that were read already
     if config.dialogue_input is not None:
         for output in config.output_features if supervised else ():
@@ -96,15 +96,16 @@ def has_answers(rows: Rows, config: Config) -> bool:
 
 def require_dialogues(rows: Rows, feature: DialogueInput, *, options: DialogueConfig) -> None:
     """Raise DataError if both the feature's column and the columns of the format are missing."""
-    column, form = feature.source_column, options.format
-    if not has_dialogues(list(renamed(dict.fromkeys(rows.columns), options.columns)), column=column, form=form):
+    column, format_name = feature.source_column, options.format
+    columns = list(renamed(dict.fromkeys(rows.columns), options.columns))
+    if not has_dialogues(columns, column=column, format_name=format_name):
         for name, written in options.columns.items():
             require_column(rows, written, user=f"data.dialogue.columns.{name}")
         near = nearest(column, rows.columns)
         raise DataError(
             f"{rows.keys.names[0]} has no column {column!r}, which dialogue {feature.name} needs, and not the columns "
-            f"of {'another format' if form == 'auto' else form}; its columns are {', '.join(rows.columns)}; write "
-            f"column: {near[0] if near else 'NAME'} at the input"
+            f"of {'another format' if format_name == 'auto' else format_name}; its columns are "
+            f"{', '.join(rows.columns)}; write column: {near[0] if near else 'NAME'} at the input"
         )
 
 

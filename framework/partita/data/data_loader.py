@@ -6,9 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from partita.data.labels import find_labels
 from partita.data.ledger import Ledger, RowCounts
 from partita.data.loader import Loader
-from partita.data.run_data import find_labels, open_run_data
+from partita.data.run_data import open_run_data
 from partita.data.splits import TRAINING
 from partita.data.training_rows import LoaderSetup, configured_row_tokenizer, tokenized_rows
 from partita.distributed.init import joined_process_group

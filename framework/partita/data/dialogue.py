@@ -1,6 +1,6 @@
 """Expand dialogues into rows: the whole dialogue, a row for each answer, or only the last answer.
 
-An expanded row holds the dialogue in its standard form (`partita_schema.dialogues`) under the feature's column:
+An expanded row holds the dialogue in the common form (`partita_schema.dialogues`) under the feature's column:
 `messages` up to the question, `labels` with the correct answers, and `train_all`, whether the answers among the
 messages are in the loss as well; also `output` if the row is for one output of a turn that is answered in sequence.
 Rows that are already expanded, or cannot be read, are returned unchanged: the row schema reports what is wrong with
@@ -19,9 +19,15 @@ import numpy as np
 from partita.data.rows import RowKeys, Rows, digest
 from partita_schema.common.checksums import hash_to_int
 from partita_schema.config import Config
-from partita_schema.dialogues.common_form import ONE_FORM, FormatError, answer_to_learn, is_read, message_text
+from partita_schema.dialogues.common_form import (
+    COMMON_FORM_KEYS,
+    FormatError,
+    answer_to_learn,
+    is_common_form,
+    message_text,
+)
 from partita_schema.sections.dialogue import DialogueConfig
-from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_turns
+from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs, read_with_outputs
 
 Message = dict[str, Any]
 
@@ -111,7 +117,7 @@ class Expander:
 
     column: str
     """Column of the dialogue input."""
-    form: str
+    format_name: str
     """Format of the dialogues, or auto."""
     mode: Mode
     ignored: tuple[str, ...] = ()
@@ -134,12 +140,12 @@ class Expander:
     def expand(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Row]]:
         """Return the rows of a dialogue with their keys: `key#1`, `key#2` ... if there may be several."""
         try:
-            if is_read(row.get(self.column)) or is_read(row):
+            if is_common_form(row.get(self.column)) or is_common_form(row):
                 return self._by_output(row, key)
             dialogue = self._dialogue(row)
         except FormatError:
             return [(key, dict(row))]
-        rest = {name: value for name, value in dialogue.items() if name not in ONE_FORM}
+        rest = {name: value for name, value in dialogue.items() if name not in COMMON_FORM_KEYS}
         rows = [{self.column: rest | part} for part in self._rows(dialogue, key)]
         if not rows:
             return [(key, dict(row))]
@@ -151,7 +157,7 @@ class Expander:
         """Return the number of rows that `expand` returns."""
         if not self.numbered:
             return 1
-        if is_read(row.get(self.column)) or is_read(row):
+        if is_common_form(row.get(self.column)) or is_common_form(row):
             return len(self._by_output(row, ""))
         try:
             dialogue = self._dialogue(row)
@@ -164,7 +170,7 @@ class Expander:
     def _by_output(self, row: Mapping[str, Any], key: str) -> list[tuple[str, Row]]:
         """Return the rows of an expanded row: one for each output that has its own rows."""
         cell = row.get(self.column)
-        dialogue = dict(cell) if is_read(cell) else {name: row[name] for name in ONE_FORM}
+        dialogue = dict(cell) if is_common_form(cell) else {name: row[name] for name in COMMON_FORM_KEYS}
         if len(self._targets) == 1 or "output" in dialogue or not dialogue["labels"]:
             return [(key, dict(row))]
         return [
@@ -173,11 +179,11 @@ class Expander:
         ]
 
     def _dialogue(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a dialogue in its standard form. Raise FormatError if it cannot be read."""
-        return read_turns(
+        """Return a dialogue in the common form. Raise FormatError if it cannot be read."""
+        return read_with_outputs(
             row,
             column=self.column,
-            form=self.form,
+            format_name=self.format_name,
             ignored=self.ignored,
             columns=self.columns,
             outputs=self.outputs,
@@ -259,7 +265,7 @@ def build_expander(config: Config, *, mode: Mode) -> Expander | None:
         return None
     return Expander(
         column=feature.source_column,
-        form=wanted.format,
+        format_name=wanted.format,
         mode=mode,
         ignored=wanted.ignore_keys,
         columns=wanted.columns,

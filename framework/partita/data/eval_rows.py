@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.data.dialogue import Expander, expanded, for_loss, for_scores
+from partita.data.labels import without_unknown_labels
 from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys, Rows
-from partita.data.run_data import without_unknown_labels
 from partita_schema.config import Config
 
 

@@ -15,9 +15,10 @@ from partita.data.column_checks import has_answers
 from partita.data.dialogue import expanded
 from partita.data.eval_rows import build_eval_rows
 from partita.data.formatting.row_tokenizer import Example, RowTokenizer
+from partita.data.labels import find_labels, rows_with_known_labels
 from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_counts, read_quarantine
 from partita.data.rows import Rows
-from partita.data.run_data import find_labels, open_run_data, rows_with_known_labels
+from partita.data.run_data import open_run_data
 from partita.data.sources.sources import found_in_files, open_rows
 from partita.data.sources.transcripts import WantedRows
 from partita.data.splits import TRAINING, is_streamed, open_splits
@@ -153,7 +154,7 @@ def formats_of(rows: Rows, config: Config) -> tuple[str, ...]:
     if feature is None:
         return ()
     names = Counter(
-        format_of(row, column=feature.source_column, form=options.format, columns=options.columns)
+        format_of(row, column=feature.source_column, format_name=options.format, columns=options.columns)
         for chunk in rows.iterate()
         for row in chunk
     )

@@ -74,7 +74,7 @@ def format_in_columns(columns: Sequence[Column]) -> str | None:
     names = {column.name for column in columns}
     labelled = any(column.name in LABEL_NAMES for column in columns if column.kind == "category")
     return next(
-        (form for form, needed in FORMATS_IN_COLUMNS.items() if names >= set(needed) and not labelled),
+        (format_name for format_name, needed in FORMATS_IN_COLUMNS.items() if names >= set(needed) and not labelled),
         None,
     )
 
@@ -129,9 +129,9 @@ def dialogue_column(columns: Sequence[Column]) -> str | None:
 
 def dialogue_proposal(columns: Sequence[Column]) -> Proposal | None:
     """Return the features for dialogues, in a column or spread over columns; None if there are none."""
-    form, column = format_in_columns(columns), dialogue_column(columns)
-    if form == "chosen_rejected" or (form is not None and column is None):
-        read = (*system_column(columns), *FORMATS_IN_COLUMNS[form])
+    format_name, column = format_in_columns(columns), dialogue_column(columns)
+    if format_name == "chosen_rejected" or (format_name is not None and column is None):
+        read = (*system_column(columns), *FORMATS_IN_COLUMNS[format_name])
         name, what = MESSAGES, f"{', '.join(read)} (dialogue in columns)"
     elif column is not None:
         name, what = column, f"{', '.join((*system_column(columns), column))} (dialogue)"
@@ -146,7 +146,7 @@ def dialogue_proposal(columns: Sequence[Column]) -> Proposal | None:
         "chat",
         features,
         f"input {what}, output: the assistant's replies",
-        warning=warning if form == "chosen_rejected" else "",
+        warning=warning if format_name == "chosen_rejected" else "",
     )
 
 

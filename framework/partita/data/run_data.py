@@ -1,7 +1,6 @@
-"""All rows of a run: training rows by index or as streams, evaluation rows, and the labels of outputs."""
+"""All rows of a run: training rows by index or as streams, and evaluation rows."""
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,7 @@ from typing import Any
 from partita.data.batching.policies import Fixed, Policy
 from partita.data.chunks import Unreadable, parsed
 from partita.data.column_checks import check_columns
-from partita.data.dialogue import build_expander, expanded, for_scores
 from partita.data.formats.base import MAX_ROW_BYTES, Position, StreamRow
-from partita.data.ledger import Ledger
 from partita.data.rows import ListStore, Rows, digest
 from partita.data.sources.python_datasets import splits_of
 from partita.data.sources.sources import errors_at, find_files, options_of, source_of
@@ -25,12 +22,9 @@ from partita.data.streams.shard_group import ShardPlan
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
-from partita_schema.rows import check_rows, row_schema
 from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.data import Data
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, Source
-
-logger = logging.getLogger(__name__)
 
 SAMPLED_ROWS = 2048
 """Number of rows at the start of a stream from which lengths are estimated."""
@@ -243,85 +237,3 @@ class NamedStream:
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Yield the rows of a shard from a position on."""
         return self._stream.read(shard, start)
-
-
-def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]:
-    """Return the labels of each output that has any, by name: the configured ones, else those of the good rows, sorted.
-
-    Labels are empty if there are neither.
-    """
-    outputs = [feature for feature in config.output_features if feature.has_labels]
-    unknown = [feature for feature in outputs if feature.labels is None]
-    seen: dict[str, set[str]] = {feature.name: set() for feature in unknown}
-    if unknown and rows is not None:
-        schema = row_schema(config, supervised=True)
-        expander = build_expander(config, mode="squash")
-        for chunk in expanded(rows, None if expander is None else for_scores(expander)).iterate():
-            for row in check_rows(schema, chunk).clean.values():
-                for feature in unknown:
-                    seen[feature.name].update(feature.labels_in(row[feature.name]))
-    for feature in unknown:
-        if advice := feature.label_advice(sorted(seen[feature.name])):
-            logger.warning("%s: %s", feature.name, advice)
-    return {
-        feature.name: tuple(sorted(seen[feature.name])) if feature.labels is None else feature.labels
-        for feature in outputs
-    }
-
-
-def rows_with_known_labels(
-    rows: Rows, config: Config, labels: Mapping[str, Sequence[str]], *, ledger: Ledger, split: str
-) -> Rows:
-    """Return `without_unknown_labels`; dialogues unchanged, whose turns are checked one by one in `build_eval_rows`.
-
-    Args:
-        rows: Rows to evaluate on.
-        config: The configuration.
-        labels: Labels by output, from the training rows.
-        ledger: Records the rows that are left out.
-        split: Name of the split in the ledger.
-    """
-    if config.dialogue_input is not None:
-        return rows
-    return without_unknown_labels(rows, config, labels, ledger=ledger, split=split)
-
-
-def without_unknown_labels(
-    rows: Rows, config: Config, labels: Mapping[str, Sequence[str]], *, ledger: Ledger, split: str
-) -> Rows:
-    """Return the rows without those whose label is none of `labels`, which no answer can equal.
-
-    Outputs with configured labels are not checked; an unknown label is an invalid value there.
-
-    Args:
-        rows: Rows to evaluate on.
-        config: The configuration.
-        labels: Labels by output, from the training rows.
-        ledger: Records the rows that are left out; they do not count towards its limit.
-        split: Name of the split in the ledger.
-    """
-    outputs = [feature for feature in config.output_features if feature.has_labels and feature.labels is None]
-    if not outputs:
-        return rows
-    known = {feature.name: frozenset(labels[feature.name]) for feature in outputs}
-    schema, unknown = row_schema(config, supervised=True), set[int]()
-    start = 0
-    for chunk in rows.iterate():
-        for place, values in check_rows(schema, chunk).clean.items():
-            reasons = [
-                f"column {feature.source_column}: {feature.why_unknown(label, labels[feature.name])}"
-                for feature in outputs
-                for label in feature.labels_in(values[feature.name])
-                if label not in known[feature.name]
-            ]
-            if reasons:
-                index, row = start + place, chunk[place]
-                unknown.add(index)
-                file, number = rows.keys.location(index)
-                ledger.leave_out(
-                    rows.key(index), reasons, split=split, file=file, number=number, row=row, accepted=True
-                )
-        start += len(chunk)
-    if not unknown:
-        return rows
-    return rows.select([index for index in range(len(rows)) if index not in unknown]).with_bad(rows.bad)

@@ -128,8 +128,8 @@ class TokenizedDataset:
 
     def take(self, indices: np.ndarray) -> "TokenizedDataset":
         """Return a copy of the rows at `indices`, in that order; it holds no reference to the other rows."""
-        ids, ends = taken(self.ids_L, self.starts_N1, indices)
-        spans, span_ends = taken(self.loss_spans_S2, self.span_starts_N1, indices)
+        ids, ends = take_rows(self.ids_L, self.starts_N1, indices)
+        spans, span_ends = take_rows(self.loss_spans_S2, self.span_starts_N1, indices)
         return TokenizedDataset(
             ids,
             ends,
@@ -148,7 +148,7 @@ class TokenizedDataset:
         """Return the targets of the loss tokens of the rows at `indices`, in that order; None without a head."""
         if self.targets_NK is None:
             return None
-        return taken(self.targets_NK, self._target_starts_N1, indices)[0]
+        return take_rows(self.targets_NK, self._target_starts_N1, indices)[0]
 
     @cached_property
     def _target_starts_N1(self) -> np.ndarray:
@@ -270,7 +270,7 @@ def concatenated(arrays: list[np.ndarray | None]) -> np.ndarray | None:
     return np.concatenate(present) if present else None
 
 
-def taken(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def take_rows(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the elements of the rows at `indices` in a flat array, concatenated, with their new starts."""
     firsts = starts_N1[indices]
     counts = starts_N1[indices + 1] - firsts

@@ -15,9 +15,9 @@ from partita.data.column_checks import check_columns
 from partita.data.eval_rows import build_eval_rows
 from partita.data.formatting.formatter import answer_text
 from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.data.labels import rows_with_known_labels
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
-from partita.data.run_data import rows_with_known_labels
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
 from partita.pipeline.build import PipelineParts

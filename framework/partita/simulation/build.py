@@ -25,7 +25,7 @@ from partita_schema.dialogues.common_form import FormatError, is_structured
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.agents import CustomWorldConfig, GoldAgentConfig
 from partita_schema.sections.simulation import EnvironmentWorldConfig, ReplayWorldConfig, Simulation
-from partita_schema.turn_outputs import build_turn_outputs, read_turns
+from partita_schema.turn_outputs import build_turn_outputs, read_with_outputs
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def open_tasks(
     writer = build_turn_writer(config)
 
     def read(row: Mapping[str, Any]) -> Mapping[str, Any]:
-        values = read_turns(
+        values = read_with_outputs(
             row,
             column=dialogue.source_column,
-            form=options.format,
+            format_name=options.format,
             ignored=options.ignore_keys,
             columns=options.columns,
             outputs=outputs,

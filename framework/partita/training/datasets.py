@@ -7,10 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from partita.data.dialogue import expanded
+from partita.data.labels import rows_with_known_labels
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
 from partita.data.rows import Rows
-from partita.data.run_data import RunData, rows_with_known_labels
+from partita.data.run_data import RunData
 from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset

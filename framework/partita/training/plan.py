@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.dialogue import expanded
+from partita.data.labels import find_labels
 from partita.data.ledger import Ledger
 from partita.data.loader import Loader
-from partita.data.run_data import find_labels, open_run_data
+from partita.data.run_data import open_run_data
 from partita.data.streams.loader import StreamLoader
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset

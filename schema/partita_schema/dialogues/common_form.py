@@ -9,7 +9,7 @@ Dialogue = dict[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
 
-ONE_FORM = ("messages", "labels", "train_all")
+COMMON_FORM_KEYS = ("messages", "labels", "train_all")
 """Keys of a row in the common form."""
 OPTIONAL_KEYS = ("tools", "answer", "verbatim", "output", "rejected")
 """Further keys that a row in the common form may have."""
@@ -34,9 +34,9 @@ class UnreadKeysError(FormatError):
         """Keys or columns to ignore."""
 
 
-def is_read(value: object) -> TypeGuard[Mapping[str, Any]]:
+def is_common_form(value: object) -> TypeGuard[Mapping[str, Any]]:
     """Return whether a cell or row is a dialogue in the common form."""
-    return isinstance(value, Mapping) and set(value) >= {*ONE_FORM}
+    return isinstance(value, Mapping) and set(value) >= {*COMMON_FORM_KEYS}
 
 
 def is_structured(message: Mapping[str, Any]) -> bool:

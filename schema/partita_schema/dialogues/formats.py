@@ -82,7 +82,7 @@ def read_segments(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dial
     return {"messages": messages, "labels": [], "verbatim": True}
 
 
-def read_parlai(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dialogue:
+def read_episode(row: Mapping[str, Any], column: str, known: KnownKeys) -> Dialogue:
     """Read a ParlAI episode: a list of text and labels (or eval_labels), the correct answers."""
     messages: list[Message] = []
     for number, item in enumerate(items_of(row, column), start=1):
@@ -139,7 +139,7 @@ READERS: dict[str, Read] = {
     "turns": read_turns,
     "chatml": read_chatml,
     "segments": read_segments,
-    "parlai": read_parlai,
+    "parlai": read_episode,
     "alpaca": read_alpaca,
     "chosen_rejected": read_chosen_rejected,
     "prompt_completion": read_prompt_completion,

@@ -89,7 +89,7 @@ def messages_of(items: Sequence[object], keys: MessageKeys, known: KnownKeys) ->
 
 
 def message_of(item: object, where: str, keys: MessageKeys, known: KnownKeys) -> Message:
-    """Return a message in its standard form.
+    """Return a message in the common form.
 
     Args:
         item: The message as the row has it.

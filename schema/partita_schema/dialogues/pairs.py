@@ -32,7 +32,7 @@ PROMPTS = ("prompt", "instruction")
 
 
 def read_pair(
-    row: Mapping[str, Any], *, column: str, form: str, known: KnownKeys, chosen: str, rejected: str
+    row: Mapping[str, Any], *, column: str, format_name: str, known: KnownKeys, chosen: str, rejected: str
 ) -> Dialogue:
     """Return the dialogue up to the answers in the common form, with `labels` and `answer` of the chosen one.
 
@@ -41,7 +41,7 @@ def read_pair(
     Args:
         row: The row, with the names that formats have for its columns.
         column: Column of the dialogue feature.
-        form: Name of the format of the prompt, or auto to detect it.
+        format_name: Name of the format of the prompt, or auto to detect it.
         known: Further message keys and columns to ignore.
         chosen: Column of the better answer.
         rejected: Column of the worse answer.
@@ -55,7 +55,7 @@ def read_pair(
         if not holds(row.get(name)):
             raise FormatError(f"column {name} is missing or empty")
     rest = {name: value for name, value in row.items() if name not in (chosen, rejected)}
-    prompt = prompt_of(rest, column, form=form, known=known)
+    prompt = prompt_of(rest, column, format_name=format_name, known=known)
     better, worse = (with_system(whole_dialogue(prompt, row[name], name, known), row) for name in (chosen, rejected))
     messages = common_beginning(better, worse, chosen=chosen, rejected=rejected)
     dialogue = dialogue_of([*messages, better[-1]]) | {"messages": messages, "train_all": False}
@@ -63,13 +63,13 @@ def read_pair(
     return with_tools(dialogue, row, known.ignored) | right | {"rejected": answer_message(worse[-1])}
 
 
-def read_answer(row: Mapping[str, Any], *, column: str, form: str, known: KnownKeys, answer: str) -> Dialogue:
+def read_answer(row: Mapping[str, Any], *, column: str, format_name: str, known: KnownKeys, answer: str) -> Dialogue:
     """Return the dialogue up to a single answer in the common form, with the answer.
 
     Args:
         row: The row, with the names that formats have for its columns.
         column: Column of the dialogue feature.
-        form: Name of the format of the dialogue, or auto to detect it.
+        format_name: Name of the format of the dialogue, or auto to detect it.
         known: Further message keys and columns to ignore.
         answer: Column of the answer; if it is empty, the answer is the last message of the dialogue.
 
@@ -80,14 +80,18 @@ def read_answer(row: Mapping[str, Any], *, column: str, form: str, known: KnownK
     refuse_media(row, known.ignored)
     rest = {name: value for name, value in row.items() if name != answer or not holds(value)}
     if answer in rest or answer not in row:
-        whole: list[Message] = read_dialogue(rest, column=column, form=form, ignored=known.ignored)["messages"]
+        whole: list[Message] = read_dialogue(rest, column=column, format_name=format_name, ignored=known.ignored)[
+            "messages"
+        ]
         if whole[-1]["role"] != "assistant" or len(whole) == 1:
             raise FormatError(
                 f"the dialogue ends with a message of the {whole[-1]['role']}, so there is no answer to score; write "
                 f"one in the column {answer}"
             )
     else:
-        whole = whole_dialogue(prompt_of(rest, column, form=form, known=known), row[answer], answer, known)
+        whole = whole_dialogue(
+            prompt_of(rest, column, format_name=format_name, known=known), row[answer], answer, known
+        )
         whole = with_system(whole, row)
     dialogue = dialogue_of(whole) | {"messages": whole[:-1], "train_all": False}
     return with_tools(dialogue, row, known.ignored) | {
@@ -103,20 +107,20 @@ def rejected_dialogue(dialogue: Dialogue) -> Dialogue:
     return rest | {"labels": [message_text(worse)], **answer_to_learn(worse)}
 
 
-def prompt_of(rest: Mapping[str, Any], column: str, *, form: str, known: KnownKeys) -> list[Message]:
+def prompt_of(rest: Mapping[str, Any], column: str, *, format_name: str, known: KnownKeys) -> list[Message]:
     """Return the messages of a row without its answers; none if its columns hold no dialogue.
 
     Args:
         rest: The row without the columns of both answers.
         column: Column of the dialogue feature.
-        form: Name of the format, or auto to detect it.
+        format_name: Name of the format, or auto to detect it.
         known: Further message keys and columns to ignore.
 
     Raises:
         FormatError: They hold one that cannot be read.
     """
-    if form not in ("auto", "chosen_rejected"):
-        return messages_read(form, rest, column, known)
+    if format_name not in ("auto", "chosen_rejected"):
+        return messages_read(format_name, rest, column, known)
     lists = (column, *(name for names in LISTS.values() for name in names))
     if not any(holds(rest.get(name)) for name in (*lists, *PROMPTS)):
         return []
@@ -124,18 +128,18 @@ def prompt_of(rest: Mapping[str, Any], column: str, *, form: str, known: KnownKe
     return messages_read(found, rest, column, known)
 
 
-def messages_read(form: str, rest: Mapping[str, Any], column: str, known: KnownKeys) -> list[Message]:
+def messages_read(format_name: str, rest: Mapping[str, Any], column: str, known: KnownKeys) -> list[Message]:
     """Return the messages of a format, in which the answer is missing.
 
     Args:
-        form: Name of the format.
+        format_name: Name of the format.
         rest: The row without the columns of both answers.
         column: Column of the messages.
         known: Further message keys and columns to ignore.
     """
     answers = {name for _, others in COLUMNS.values() for name in others} - {"input"}
     row = {name: value for name, value in rest.items() if name not in answers or name in ("prompt", column)}
-    messages: list[Message] = READERS[form](row, column, known)["messages"]
+    messages: list[Message] = READERS[format_name](row, column, known)["messages"]
     return messages
 
 

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from partita_schema.dialogues.common_form import (
-    ONE_FORM,
+    COMMON_FORM_KEYS,
     OPTIONAL_KEYS,
     Dialogue,
     FormatError,
     Message,
     UnreadKeysError,
-    is_read,
+    is_common_form,
 )
 from partita_schema.dialogues.formats import CHATML_START, COLUMNS, KEYS_BY_FORMAT, LISTS, READERS, TOOL_COLUMNS
 from partita_schema.dialogues.messages import KnownKeys, way_out
@@ -30,7 +30,7 @@ def read_dialogue(
     row: Mapping[str, Any],
     *,
     column: str,
-    form: str = "auto",
+    format_name: str = "auto",
     ignored: Collection[str] = (),
     columns: Mapping[str, str] | None = None,
     outputs: Collection[str] = (),
@@ -41,7 +41,7 @@ def read_dialogue(
         row: The row, as a mapping from column to value.
         column: Column of the dialogue feature. Formats that use several columns ignore it, and a format's standard
             column is used if the row does not have it.
-        form: Name of the format, or auto to detect it.
+        format_name: Name of the format, or auto to detect it.
         ignored: Message keys and columns to ignore.
         columns: Names of columns in the data, by the name that a format has for them.
         outputs: Message keys that hold outputs.
@@ -50,17 +50,19 @@ def read_dialogue(
         FormatError: The row contains no valid dialogue.
     """
     cell = row.get(column)
-    if is_read(cell):
+    if is_common_form(cell):
         return dict(cell)
-    if is_read(row):
-        return {name: row[name] for name in (*ONE_FORM, *OPTIONAL_KEYS) if name in row}
+    if is_common_form(row):
+        return {name: row[name] for name in (*COMMON_FORM_KEYS, *OPTIONAL_KEYS) if name in row}
     if columns:
         with own_names(columns):
-            return read_dialogue(renamed(row, columns), column=column, form=form, ignored=ignored, outputs=outputs)
+            return read_dialogue(
+                renamed(row, columns), column=column, format_name=format_name, ignored=ignored, outputs=outputs
+            )
     row = without_ignored(row, ignored)
-    form, column = format_and_column(row, column, form=form)
+    format_name, column = format_and_column(row, column, format_name=format_name)
     refuse_media(row, ignored)
-    dialogue = READERS[form](row, column, KnownKeys(ignored, outputs))
+    dialogue = READERS[format_name](row, column, KnownKeys(ignored, outputs))
     if "system" not in outputs:
         dialogue["messages"] = with_system(dialogue["messages"], row, verbatim=bool(dialogue.get("verbatim")))
     return with_tools(dialogue, row, ignored)
@@ -112,30 +114,30 @@ def with_tools(dialogue: Dialogue, row: Mapping[str, Any], ignored: Collection[s
     return dialogue | {"tools": tools} if tools else dialogue
 
 
-def format_of(row: Mapping[str, Any], *, column: str, form: str, columns: Mapping[str, str]) -> str | None:
+def format_of(row: Mapping[str, Any], *, column: str, format_name: str, columns: Mapping[str, str]) -> str | None:
     """Return the name of a row's format; None if it has none, or is in the common form.
 
     Args:
         row: The row.
         column: Column of the dialogue feature.
-        form: Name of the format, or auto to detect it.
+        format_name: Name of the format, or auto to detect it.
         columns: Names of columns in the data, by the name that a format has for them.
     """
-    if is_read(row.get(column)) or is_read(row):
+    if is_common_form(row.get(column)) or is_common_form(row):
         return None
     try:
-        return format_and_column(renamed(row, columns), column, form=form)[0]
+        return format_and_column(renamed(row, columns), column, format_name=format_name)[0]
     except FormatError:
         return None
 
 
-def format_and_column(row: Mapping[str, Any], column: str, *, form: str) -> tuple[str, str]:
+def format_and_column(row: Mapping[str, Any], column: str, *, format_name: str) -> tuple[str, str]:
     """Return the format, detected if it is auto, and the column of the messages."""
-    if form == "auto":
+    if format_name == "auto":
         return detect_format(row, column)
-    if form in LISTS and row.get(column) is None:
-        column = next((name for name in LISTS[form] if row.get(name) is not None), column)
-    return form, column
+    if format_name in LISTS and row.get(column) is None:
+        column = next((name for name in LISTS[format_name] if row.get(name) is not None), column)
+    return format_name, column
 
 
 def renamed(row: Mapping[str, Any], columns: Mapping[str, str]) -> Mapping[str, Any]:
@@ -195,28 +197,28 @@ def detect_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
                 f"column {name} is {'an empty list' if not items else 'not a list of messages'}; "
                 "write messages with role and content"
             )
-        for form, alternatives in KEYS_BY_FORMAT.items():
+        for format_name, alternatives in KEYS_BY_FORMAT.items():
             if any(set(keys) <= set(item) for keys in alternatives for item in items if isinstance(item, Mapping)):
-                return form, name
+                return format_name, name
         raise FormatError(
             f"column {name}: a message has the keys {', '.join(map(str, first))}; known are role and content, "
             "from and value, speaker and text or utterance, label and text, text and labels"
         )
-    for form, (needed, _) in COLUMNS.items():
+    for format_name, (needed, _) in COLUMNS.items():
         if all(row.get(name) is not None for name in needed):
-            return form, column
+            return format_name, column
     raise FormatError(
         f"there is no dialogue: neither a list of messages in column {column} nor the columns of a known format; "
         f"there are {', '.join(map(str, row)) or 'no columns'}"
     )
 
 
-def has_dialogues(columns: Sequence[str], *, column: str, form: str = "auto") -> bool:
+def has_dialogues(columns: Sequence[str], *, column: str, format_name: str = "auto") -> bool:
     """Return whether rows with these columns can contain dialogues."""
-    if column in columns or set(columns) >= {*ONE_FORM}:
+    if column in columns or set(columns) >= {*COMMON_FORM_KEYS}:
         return True
-    lists = [names for name, names in LISTS.items() if form in ("auto", name)]
-    spread = [needed for name, (needed, _) in COLUMNS.items() if form in ("auto", name)]
+    lists = [names for name, names in LISTS.items() if format_name in ("auto", name)]
+    spread = [needed for name, (needed, _) in COLUMNS.items() if format_name in ("auto", name)]
     return any(name in columns for names in lists for name in names) or any(
         set(needed) <= set(columns) for needed in spread
     )

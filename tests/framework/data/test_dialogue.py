@@ -19,7 +19,7 @@ EPISODE = {
 
 
 def expander(mode: Any, **changes: Any) -> Expander:
-    return Expander(column="messages", form="auto", mode=mode, **changes)
+    return Expander(column="messages", format_name="auto", mode=mode, **changes)
 
 
 def as_text(rows: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, str, list[str]]]:

@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import FormatError
+from partita_schema.dialogues.formats import COLUMNS, KEYS_BY_FORMAT, LISTS, READERS
 from partita_schema.dialogues.read import has_dialogues, read_dialogue
 from partita_schema.rows import check_rows, row_schema
+from partita_schema.sections.dialogue import DialogueConfig
 
 EXPECTED = [("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long")]
 ROLES = ("user", "assistant")
@@ -20,7 +22,8 @@ def listed(role: str, text: str, roles: tuple[str, str]) -> list[dict[str, Any]]
 
 def read(row: dict[str, Any], form: str = "auto", column: str = "messages") -> list[tuple[str, str]]:
     return [
-        (message["role"], message["content"]) for message in read_dialogue(row, column=column, form=form)["messages"]
+        (message["role"], message["content"])
+        for message in read_dialogue(row, column=column, format_name=form)["messages"]
     ]
 
 
@@ -48,7 +51,7 @@ def test_every_format_is_detected_by_its_columns_and_gives_the_same_dialogue(for
     assert read(row, form) == EXPECTED
     assert answers(row) == ["hello", "so long"]
     assert has_dialogues(list(row), column="messages")
-    assert has_dialogues(list(row), column="messages", form=form)
+    assert has_dialogues(list(row), column="messages", format_name=form)
 
 
 def test_formats_with_lists_may_be_in_any_column() -> None:
@@ -93,7 +96,7 @@ def segments(*pairs: tuple[bool, str]) -> dict[str, Any]:
 def test_segments_are_messages_of_one_text(form: str) -> None:
     row = segments((True, "<s>a "), (False, "b"), (False, " c\n"), (True, "d"), (True, ""), (True, "e</s>"))
 
-    dialogue = read_dialogue(row, column="messages", form=form)
+    dialogue = read_dialogue(row, column="messages", format_name=form)
 
     assert dialogue["verbatim"] is True
     assert [(message["role"], message["content"], message.get("train")) for message in dialogue["messages"]] == [
@@ -116,7 +119,7 @@ def test_columns_have_the_names_that_the_data_has() -> None:
         ),
     }.items():
         for name in ("auto", form):
-            dialogue = read_dialogue(row, column="messages", form=name, columns=columns)
+            dialogue = read_dialogue(row, column="messages", format_name=name, columns=columns)
             assert [message["content"] for message in dialogue["messages"]] == ["Add.\n1 and 2", "3"]
     tools = {"messages": listed("role", "content", ROLES), "functions_json": '[{"name": "f"}]'}
     assert read_dialogue(tools, column="messages", columns={"tools": "functions_json"})["tools"]
@@ -131,6 +134,26 @@ def test_errors_name_columns_as_the_data_has_them() -> None:
 def test_alpaca_puts_the_input_after_the_instruction() -> None:
     row = {"instruction": "Add.", "input": "1 and 2", "output": "3", "system": "Be brief."}
     assert read(row) == [("system", "Be brief."), ("user", "Add.\n1 and 2"), ("assistant", "3")]
+
+
+def test_the_schema_knows_every_format() -> None:
+    assert set(get_args(DialogueConfig.model_fields["format"].annotation)) == {"auto", *READERS}
+
+
+def test_every_format_is_recognized_and_tested() -> None:
+    assert {*LISTS, *COLUMNS, "chatml"} == set(READERS)
+    assert set(KEYS_BY_FORMAT) == set(LISTS)
+    assert {name for name, _ in FORMS} | {"chatml", "segments"} == set(READERS), "the last two have tests of their own"
+
+
+def test_an_unknown_message_is_reported_with_the_keys_of_every_format() -> None:
+    with pytest.raises(FormatError) as caught:
+        read_dialogue({"messages": [{"who": "x"}]}, column="messages")
+
+    known = str(caught.value).partition("known are ")[2]
+    assert known == ("role and content, from and value, speaker and text or utterance, label and text, text and labels")
+    named = set(known.replace(",", "").split())
+    assert {key for formats in KEYS_BY_FORMAT.values() for keys in formats for key in keys} <= named
 
 
 @pytest.mark.parametrize(("form", "row"), [*FORMS, ("chatml", {"messages": CHATML})])

@@ -17,7 +17,7 @@ from partita.data.batching.documents import isolated_documents
 from partita.data.batching.plan import PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import IGNORED
 from partita.data.parts import load_part, source_digest
-from partita.data.tokenized import TokenizedDataset, taken
+from partita.data.tokenized import TokenizedDataset, take_rows
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
@@ -87,7 +87,7 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
 
 def loss_cells(encoded: TokenizedDataset, rows_n: np.ndarray, cells_n: np.ndarray) -> np.ndarray:
     """Return the cells of the loss tokens of rows that start at `cells_n`, [loss tokens]."""
-    spans_S2, span_starts_n1 = taken(encoded.loss_spans_S2.reshape(-1, 2), encoded.span_starts_N1, rows_n)
+    spans_S2, span_starts_n1 = take_rows(encoded.loss_spans_S2.reshape(-1, 2), encoded.span_starts_N1, rows_n)
     counts_S = spans_S2[:, 1].astype(np.int64) - spans_S2[:, 0]
     starts_S = np.repeat(cells_n, np.diff(span_starts_n1)) + spans_S2[:, 0]
     before_S = np.cumsum(counts_S) - counts_S

@@ -68,7 +68,7 @@ def repeated_key(text: bytes) -> str | None:
 
 def read_jsonl(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield one JSON object per line; skip empty lines."""
-    for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
+    for number, line, _ in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
         if line is None:
             yield bad(number, too_long(max_row_bytes), "")
         elif text := line.strip():

@@ -1,4 +1,4 @@
-"""Split files into lines, from any byte; only the length of a line that is too long is kept."""
+"""Split files into lines, from any byte. Of a line that is too long, its length is kept, and what a format asks for."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -22,6 +22,18 @@ class Line(NamedTuple):
     """Position of the byte after it."""
     num_lines: int
     """Number of lines; 1 for every line that is not blank."""
+    rest: bytes = b""
+    """What is kept of a line above the limit."""
+
+
+Shorten = Callable[[bytes], bytes]
+"""shorten(start): what is kept of the start of a line above the limit, a few bytes. It is called again with these and
+the next part of the line: `shorten(shorten(start) + part)` must equal `shorten(start + part)`."""
+
+
+def nothing(start: bytes) -> bytes:
+    """Keep nothing of a line above the limit."""
+    return b""
 
 
 def split_lines(
@@ -32,6 +44,7 @@ def split_lines(
     end: int | None = None,
     block: bytes = b"",
     block_bytes: int = BLOCK,
+    shorten: Shorten = nothing,
 ) -> Iterator[Line]:
     """Yield lines without their line breaks. Consecutive blank lines may be yielded as one.
 
@@ -42,9 +55,10 @@ def split_lines(
         end: Lines that start at this position or later are not read.
         block: Bytes from `offset` on that were read already.
         block_bytes: Bytes that are read at a time.
+        shorten: Returns what is kept of a line above the limit.
     """
     left: list[bytes] = []
-    size, too_long = 0, False
+    size = 0
     limit = float("inf") if end is None else end
     while offset < limit and (block := block or stream.read(block_bytes)):
         begin, end = 0, block.rfind(b"\n") + 1
@@ -53,37 +67,68 @@ def split_lines(
             left.append(block[: begin - 1])
             size += begin - 1
             offset += size + 1
-            yield Line(None if too_long or size > max_row_bytes else b"".join(left), offset, 1)
-            left, size, too_long = [], 0, False
+            yield joined(left, offset, is_long=size > max_row_bytes, shorten=shorten)
+            left, size = [], 0
         find_lines = each_line if max_row_bytes < len(block) else lines_and_blank_runs
         for line, count, length in find_lines(block, begin, end):
             if offset >= limit:
                 return
             offset += length
-            yield Line(line if length <= max_row_bytes + 1 else None, offset, count)
+            is_long = length > max_row_bytes + 1
+            yield Line(None, offset, count, shorten(line)) if is_long else Line(line, offset, count)
         rest, block = block[end:], b""
         if rest:
             size += len(rest)
             left.append(rest)
             if size > max_row_bytes:
-                left, too_long = [], True
+                left = [shortened(left, shorten)]
     if size and offset < limit:
-        yield Line(None if too_long else b"".join(left), offset + size, 1)
+        yield joined(left, offset + size, is_long=size > max_row_bytes, shorten=shorten)
 
 
-def numbered_lines(stream: BinaryIO, name: str, *, max_row_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the number and text of each line of a text file, without its byte order mark; see `split_lines`.
+def joined(parts: list[bytes], end: int, *, is_long: bool, shorten: Shorten) -> Line:
+    """Return a line that was read in parts.
 
-    Raises DataError if the file is UTF-16.
+    Args:
+        parts: The parts, or what is kept of them.
+        end: Position of the byte after the line.
+        is_long: Whether the line is above the limit.
+        shorten: Returns what is kept of such a line.
+    """
+    return Line(None, end, 1, shortened(parts, shorten)) if is_long else Line(b"".join(parts), end, 1)
+
+
+def shortened(parts: list[bytes], shorten: Shorten) -> bytes:
+    """Return what is kept of the parts of a line, which are shortened one after the other."""
+    kept = b""
+    for part in parts:
+        kept = shorten(kept + part)
+    return kept
+
+
+def numbered_lines(
+    stream: BinaryIO, name: str, *, max_row_bytes: int, shorten: Shorten = nothing
+) -> Iterator[tuple[int, bytes | None, bytes]]:
+    """Yield the number and text of each line of a text file, without its byte order mark, and what is kept of a longer
+    one; see `split_lines`.
+
+    Args:
+        stream: The file.
+        name: Its name in messages.
+        max_row_bytes: Maximum size of a line in bytes; the text of a longer one is None.
+        shorten: Returns what is kept of a line above the limit.
+
+    Raises:
+        DataError: The file is UTF-16.
     """
     number = 0
-    for line, _, count in split_lines(stream, max_row_bytes=max_row_bytes):
+    for line, _, count, rest in split_lines(stream, max_row_bytes=max_row_bytes, shorten=shorten):
         number += count
         if number == 1 and line is not None:
             refuse_binary(line, name)
             refuse_utf16(line, name)
             line = line.removeprefix(BOM)
-        yield number, line
+        yield number, line, rest
 
 
 def each_line(block: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -137,7 +182,7 @@ def read_line_slice(
         lines = split_lines(
             stream, max_row_bytes=limit, offset=offset, end=file_slice.end, block=first_block, block_bytes=block_bytes
         )
-        for line, ended, count in lines:
+        for line, ended, count, _ in lines:
             row_start, offset = offset, ended
             number += count
             if row_start == 0:

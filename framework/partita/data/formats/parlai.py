@@ -6,7 +6,7 @@ row is rejected unless the configuration ignores them by name. `\\n` and `\\t` s
 `__PIPE__` for | in a label, as ParlAI writes them (parlai/utils/misc.py, msg_to_str).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -24,18 +24,18 @@ from partita.data.formats.text_files import open_text
 from partita_schema.dialogues.formats import PARLAI_FIELDS
 
 LABELS = ("labels", "eval_labels")
+MAX_END = 64
+"""Bytes that are kept of a field of a line that is too long."""
 
 
 def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield one row per episode, numbered by its first line; an episode with a malformed line is bad as a whole."""
     episode = ParlaiEpisode(max_row_bytes)
-    for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
+    for number, line, rest in numbered_lines(stream, name, max_row_bytes=max_row_bytes, shorten=episode_end):
         if line is None:
-            episode.leave_out_line(number)
-            continue
-        if not line.strip():
-            continue
-        episode.add(line.rstrip(b"\r\n"), number)
+            episode.leave_out_line(rest, number)
+        elif line.strip():
+            episode.add(line.rstrip(b"\r\n"), number)
         if episode.done:
             yield episode.record()
             episode = ParlaiEpisode(max_row_bytes)
@@ -44,7 +44,7 @@ def read_parlai(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sou
 
 
 class ParlaiEpisode:
-    """Collect lines up to one that ends an episode."""
+    """Collect lines up to one that ends an episode. After a malformed line, the others are only skipped."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -57,32 +57,23 @@ class ParlaiEpisode:
     def add(self, line: bytes, number: int) -> None:
         """Add a line."""
         self.number = self.number or number
+        text = line.decode("utf-8", "replace")
+        fields = fields_of(text)
+        self.done = is_done(fields)
+        if self._reason:
+            return
         self._size += len(line)
-        try:
-            fields = fields_of(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            self._break(f"line {number}: {not_utf8(error)}", line)
-            self.done = b"episode_done:True" in line
-            return
-        self.done = fields.get("episode_done", "").strip().lower() in ("true", "1")
-        if not {"text", *LABELS} & set(fields):
-            self._break(f"line {number} has neither text: nor labels:; write text:...<tab>labels:...", line)
-            return
-        if (piece := without_key(line.decode("utf-8"))) is not None:
-            self._break(
-                f"line {number}: {piece[:60]!r} is not a field; write key:value, and \\t for a tab in a text", line
-            )
-            return
-        if self._size > self._max_bytes:
-            self._break("this episode never ends; write episode_done:True in its last line", line)
-            self._exchanges, self.done = [], True
-            return
-        self._exchanges.append(exchange_of(fields))
+        self._reason = self._problem(line, number)
+        if self._reason:
+            self._raw, self._exchanges = text, []
+        else:
+            self._exchanges.append(exchange_of(fields))
 
-    def leave_out_line(self, number: int) -> None:
-        """Mark the episode as bad because of a line that is too long."""
+    def leave_out_line(self, rest: bytes, number: int) -> None:
+        """Mark the episode as bad because of a line that is too long, of which `episode_end` has kept the rest."""
         self.number = self.number or number
-        self._break(f"line {number}: {too_long(self._max_bytes)}", b"")
+        self.done = is_done(fields_of(rest.decode("utf-8", "replace")))
+        self._reason, self._exchanges = self._reason or f"line {number}: {too_long(self._max_bytes)}", []
 
     def record(self) -> SourceRecord:
         """Return the row."""
@@ -90,9 +81,35 @@ class ParlaiEpisode:
             return bad(self.number, self._reason, self._raw)
         return SourceRecord(self.number, dump({"episode": self._exchanges}), ("episode",))
 
-    def _break(self, reason: str, line: bytes) -> None:
-        if not self._reason:
-            self._reason, self._raw = reason, line.decode("utf-8", "replace")
+    def _problem(self, line: bytes, number: int) -> str:
+        """Return why the episode is bad with this line; empty if it is not."""
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            return f"line {number}: {not_utf8(error)}"
+        if not {"text", *LABELS} & set(fields_of(text)):
+            return f"line {number} has neither text: nor labels:; write text:...<tab>labels:..."
+        if (piece := without_key(text)) is not None:
+            return f"line {number}: {piece[:60]!r} is not a field; write key:value, and \\t for a tab in a text"
+        if self._size > self._max_bytes:
+            return (
+                f"the episode is longer than {self._max_bytes:,} bytes; write episode_done:True in its last line, or a "
+                "larger data.max_row_bytes if it is meant"
+            )
+        return ""
+
+
+def episode_end(start: bytes) -> bytes:
+    """Return what the start of a line says about the end of its episode: its last field `episode_done`, and its last
+    field, which may be incomplete. Longer fields are truncated, to more than `episode_done:True` needs."""
+    *fields, last = (field[:MAX_END] for field in start.split(b"\t"))
+    ends = [field for field in fields if field.partition(b":")[0].strip() == b"episode_done"]
+    return b"\t".join([*ends[-1:], last])
+
+
+def is_done(fields: Mapping[str, str]) -> bool:
+    """Return whether the fields of a line end its episode."""
+    return fields.get("episode_done", "").strip().lower() in ("true", "1")
 
 
 def fields_of(line: str) -> dict[str, str]:

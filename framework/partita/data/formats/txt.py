@@ -20,7 +20,7 @@ from partita.data.formats.text_files import open_text
 
 def read_txt(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
     """Yield one row per line; skip empty lines."""
-    for number, line in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
+    for number, line, _ in numbered_lines(stream, name, max_row_bytes=max_row_bytes):
         if line is None:
             yield bad(number, too_long(max_row_bytes), "")
             continue

@@ -35,7 +35,7 @@ TEMPLATE_KEYS = ("role", *ANSWER_KEYS, "name", "tool_call_id")
 
 
 class DialogueFormatter:
-    """Format dialogues in their standard form. The result depends only on the dialogue."""
+    """Format dialogues in the common form. The result depends only on the dialogue."""
 
     def __init__(self, config: Config, *, tokenizer: Any, chat: ChatTemplate | None) -> None:
         assert config.dialogue_input is not None
@@ -147,7 +147,7 @@ class DialogueFormatter:
         answers in the loss do; else they are one text with the rest of the prompt.
 
         Args:
-            dialogue: The dialogue in its standard form.
+            dialogue: The dialogue in the common form.
             messages: The messages before the answer.
             answer: The answer to learn; None in prediction.
             packed: Whether earlier answers end with the end-of-text token.

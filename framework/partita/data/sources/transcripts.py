@@ -1,6 +1,6 @@
 """Read transcripts of simulations as training rows: single answers to learn, labelled answers, or pairs of answers.
 
-A row is a dialogue in its standard form (`partita_schema.dialogues`): everything up to an answer of the model,
+A row is a dialogue in the common form (`partita_schema.dialogues`): everything up to an answer of the model,
 including the model's own messages, with the correct answer as the label. So training covers the mistakes that the model
 makes itself (DAgger, Ross et al. 2011). Pairs are in `transcript_pairs`.
 """

@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.batching.indexed import IndexedPlanner, PlannedStep
-from partita.data.batching.policies import Policy, build_policy
+from partita.data.batching.policies import POLICIES, Policy, build_policy
 from partita.data.sources.mixed import MixedOrder
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.sections.batching import (
     Batching,
     BucketBatching,
+    ChunkBatching,
     FixedBatching,
     PackBatching,
     TokenBudgetBatching,
@@ -20,12 +21,16 @@ from partita_schema.sections.batching import (
 from ....properties import examples
 
 SORTED = {"window": st.integers(1, 40), "noise": st.sampled_from([0.0, 0.2]), "longest_first": st.booleans()}
-BATCHINGS = st.one_of(
-    st.builds(FixedBatching, type=st.just("fixed"), shuffle=st.booleans()),
-    st.builds(BucketBatching, type=st.just("bucket"), length_spread=st.none() | st.integers(1, 20), **SORTED),
-    st.builds(TokenBudgetBatching, type=st.just("token_budget"), max_rows=st.none() | st.integers(1, 9), **SORTED),
-    st.builds(PackBatching, type=st.just("pack"), window=st.integers(1, 40)),
-)
+STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
+    "fixed": st.builds(FixedBatching, type=st.just("fixed"), shuffle=st.booleans()),
+    "bucket": st.builds(BucketBatching, type=st.just("bucket"), length_spread=st.none() | st.integers(1, 20), **SORTED),
+    "token_budget": st.builds(
+        TokenBudgetBatching, type=st.just("token_budget"), max_rows=st.none() | st.integers(1, 9), **SORTED
+    ),
+    "pack": st.builds(PackBatching, type=st.just("pack"), window=st.integers(1, 40)),
+    "chunk": st.builds(ChunkBatching, type=st.just("chunk"), shuffle=st.booleans(), window=st.integers(1, 40)),
+}
+BATCHINGS = st.one_of(*STRATEGIES.values())
 LONGEST = 3000
 
 
@@ -49,6 +54,10 @@ def plain(step: PlannedStep) -> Any:
 
 def rows_of(steps: list[PlannedStep]) -> list[int]:
     return [row for step in steps for batch in step.batches for row in batch.rows.tolist()]
+
+
+def test_every_policy_is_tried_by_the_property_tests() -> None:
+    assert set(STRATEGIES) == set(POLICIES) - {"auto"}
 
 
 @given(planner=planners(), epoch=st.integers(0, 3))

@@ -13,6 +13,7 @@ from partita_schema.sections.batching import (
     AutoBatching,
     Batching,
     BucketBatching,
+    ChunkBatching,
     FixedBatching,
     PackBatching,
     TokenBudgetBatching,
@@ -49,7 +50,15 @@ def token_budgets(multiple_of: int) -> st.SearchStrategy[TokenBudgetBatching]:
 
 TOKEN_BUDGET = st.sampled_from([1, 2, 8]).flatmap(token_budgets)
 PACK = st.builds(PackBatching, type=st.just("pack"), window=SORTED["window"])
-ANY = FIXED | BUCKET | TOKEN_BUDGET | PACK
+CHUNK = st.builds(ChunkBatching, type=st.just("chunk"), shuffle=st.booleans(), window=SORTED["window"])
+STRATEGIES: dict[str, st.SearchStrategy[Any]] = {
+    "fixed": FIXED,
+    "bucket": BUCKET,
+    "token_budget": TOKEN_BUDGET,
+    "pack": PACK,
+    "chunk": CHUNK,
+}
+ANY = st.one_of(*STRATEGIES.values())
 SEEDS = st.integers(0, 99)
 
 
@@ -225,6 +234,10 @@ def test_every_batching_of_the_schema_has_a_policy() -> None:
     types = {arm.model_fields["type"].annotation.__args__[0] for arm in Batching.__origin__.__args__}  # type: ignore[attr-defined]
 
     assert types == set(POLICIES)
+
+
+def test_every_policy_is_tried_by_the_property_tests() -> None:
+    assert set(STRATEGIES) == set(POLICIES) - {"auto"}
 
 
 def test_auto_has_no_separate_policy() -> None:

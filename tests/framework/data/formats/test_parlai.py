@@ -3,7 +3,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from partita.data.formats.base import BLOCK
+from partita.data.formats.parlai import episode_end
 from partita.data.sources.sources import open_rows
 from partita_schema.errors import DataError
 
@@ -55,6 +59,73 @@ def test_a_broken_line_affects_only_its_episode(tmp_path: Path) -> None:
         (2, "line 3 has neither text: nor labels:; write text:...<tab>labels:..."),
         (6, "line 6: not UTF-8: byte 0xff at position 6"),
     ]
+
+
+END = "episode_done:True\n"
+LIMIT = 200
+
+
+def rows_and_bad(folder: Path, text: str | bytes) -> tuple[list[Any], list[tuple[str, str]]]:
+    """Return the texts of each row, and the keys and reasons of the bad ones."""
+    (folder / "task.parlai").write_bytes(text.encode() if isinstance(text, str) else text)
+    rows = open_rows("task.parlai", folder=folder, max_row_bytes=LIMIT)
+    texts = [[exchange["text"] for exchange in row["episode"]] for row in rows.get(range(len(rows)))]
+    return texts, [(bad.key, bad.reason) for bad in rows.bad]
+
+
+@pytest.mark.parametrize("size", [LIMIT, 2 * BLOCK])
+@pytest.mark.parametrize(
+    ("line", "ends"),
+    [
+        ("text:{}\tlabels:b\tepisode_done:True", True),
+        ("text:{}\tlabels:b\tepisode_done:True\r", True),
+        ("text:{}\tlabels:b\tepisode_done: true\treward:1", True),
+        ("episode_done:1\ttext:{}\tlabels:b", True),
+        ("text:a\tepisode_done:False\tlabels:{}\tepisode_done:True\tpersona:{}", True),
+        ("text:{}\tlabels:b", False),
+        ("text:{}\tlabels:episode_done:True", False),
+        ("text:a\tepisode_done:True\tlabels:{}\tepisode_done:False", False),
+    ],
+)
+def test_a_line_that_is_too_long_may_end_its_episode(tmp_path: Path, size: int, line: str, ends: bool) -> None:
+    good = "text:{}\tlabels:b\t" + END
+    long = line.replace("{}", "x" * size) + "\n"
+
+    texts, bad = rows_and_bad(
+        tmp_path, good.format("first") + "text:a\tlabels:b\n" + long + good.format("second") + good.format("third")
+    )
+
+    assert texts == [["first"], *([["second"]] if ends else []), ["third"]]
+    reason = f"line 3: the line is longer than {LIMIT} bytes; write a larger data.max_row_bytes if it is meant"
+    assert bad == [("task.parlai:2", reason)]
+
+
+@given(st.lists(st.sampled_from(["\t", "episode_done:", "True", "text:", " ", "x" * 80])).map("".join), st.integers(0))
+def test_the_end_of_an_episode_is_found_wherever_a_long_line_is_cut(text: str, cut: int) -> None:
+    line = text.encode()
+    first, second = line[: cut % (len(line) + 1)], line[cut % (len(line) + 1) :]
+
+    assert episode_end(episode_end(first) + second) == episode_end(line)
+    assert len(episode_end(line)) < 200
+
+
+def test_an_episode_that_is_too_long_is_skipped_to_its_end(tmp_path: Path) -> None:
+    lines = "".join(f"text:q{number}\tlabels:b\n" for number in range(31))
+
+    texts, bad = rows_and_bad(tmp_path, lines + "text:last\tlabels:b\t" + END + "text:next\tlabels:b\t" + END + lines)
+
+    assert texts == [["next"]]
+    reason = "the episode is longer than 200 bytes; write episode_done:True in its last line, or a larger "
+    assert bad == [(f"task.parlai:{number}", f"{reason}data.max_row_bytes if it is meant") for number in (1, 34)]
+
+
+@pytest.mark.parametrize("end", ["True", "true", "1"])
+def test_a_line_that_is_not_utf8_may_end_its_episode(tmp_path: Path, end: str) -> None:
+    good = b"text:a\tlabels:b\tepisode_done:True\n"
+
+    texts, bad = rows_and_bad(tmp_path, b"text:\xff\tepisode_done:" + end.encode() + b"\n" + good)
+
+    assert (texts, [key for key, _ in bad]) == ([["a"]], ["task.parlai:1"])
 
 
 def test_unknown_fields_are_kept_and_a_field_without_a_key_is_an_error(
