@@ -92,6 +92,7 @@ class Finetune:
             process_group=context.process_group,
             sharded=sharded,
             objective=self.objective,
+            accumulates=context.accumulates,
         )
         return TrainingProbe(context, begin, branched=has_branches(self.objective))
 

@@ -163,6 +163,11 @@ class TrainingShape:
         wanted = (trainer.effective_batch_size or DEFAULT_STEP_ROWS) / mean_rows
         return self.ranks * max(1, round(wanted / self.ranks))
 
+    def accumulates(self, trainer: object) -> bool:
+        """Return whether a process takes several batches per step at size 1, the size with the most of them."""
+        one_row = self.with_tokens(BatchSize(rows=1, origin="default", device="none"))
+        return self.batches_per_step(trainer, one_row) > self.ranks
+
     def rows_of_a_rank(self, step_rows: int) -> int:
         """Return the rows of a step per process. Raise DataError if they cannot be shared evenly."""
         if self.counts_tokens or step_rows % self.ranks == 0:
