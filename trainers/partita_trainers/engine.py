@@ -288,9 +288,8 @@ def dry_run(
         _, full = attempt(lambda: take_step(batches))
         if full is not None:
             raise TrainingError(
-                f"the memory of rank {process_group.rank} ended in a first step on a short row, with the weights "
-                "shared by "
-                f"{process_group.world_size} processes; take more processes, an adapter, or a smaller base_model"
+                f"rank {process_group.rank} ran out of memory in a first step on a short row, with the weights shared "
+                f"by {process_group.world_size} processes; take more processes, an adapter, or a smaller base_model"
             ) from full
         shards.unshard()
 

@@ -94,7 +94,7 @@ def convert_model(conversion: Conversion) -> None:
 
 
 def convert_adapter(conversion: Conversion) -> None:
-    """Convert the adapter and the quantization that goes with it."""
+    """Convert the adapter and its quantization."""
     kind = conversion.get("adapter")
     if kind in ("lora", "qlora"):
         conversion.move("adapter", "adapter.type", "lora")
