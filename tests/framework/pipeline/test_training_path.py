@@ -77,9 +77,12 @@ def test_a_finished_run_searches_the_size_for_predictions(device: Any, train: An
 
 
 @pytest.mark.long
-def test_a_second_run_probes_the_sizes_of_the_first_once(device: Any, make: Any, train: Any, rows: Any) -> None:
+def test_a_second_run_with_another_rate_probes_the_sizes_of_the_first_once(
+    device: Any, make: Any, train: Any, rows: Any
+) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
-    first, second = (train(name, max_steps=1).sizes for name in ("first", "second"))
+    first = train("first", max_steps=1).sizes
+    second = train("second", max_steps=2, learning_rate=0.1, early_stop=1).sizes
     for name, size in second.items():
         assert (size["origin"], len(size["probes"])) == ("cached", 1)
         assert size["rows"] == first[name]["rows"] == size["probes"][0]["rows"]
