@@ -27,6 +27,7 @@ from partita.outputs.decode import Decoder
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.sections.adapter import Adapter, LoraAdapter
+from partita_schema.sections.optimization import Optimizer
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -220,6 +221,13 @@ def test_the_training_guide_lists_every_adapter_and_every_lora_initialization() 
     union = get_args(get_args(Adapter)[0])
     assert table_names(guide, "### Adapters") == {get_args(kind.model_fields["type"].annotation)[0] for kind in union}
     assert table_names(guide, "### LoRA initialization") == set(get_args(LoraAdapter.model_fields["init"].annotation))
+
+
+def test_the_training_guide_lists_every_optimizer() -> None:
+    guide = (ROOT / "docs" / "guides" / "training.md").read_text(encoding="utf8")
+    sentence = guide.split("\n### Optimizers\n", 1)[1].split(". ", 1)[0]
+    listed = set(re.findall(r"`(\w+)`", sentence))
+    assert listed == set(get_args(Optimizer.model_fields["type"].annotation))
 
 
 def test_the_index_of_decisions_lists_every_decision() -> None:
