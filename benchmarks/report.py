@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import Limit, Result, Row, call, main
 
 from partita.runs.manifest import versions
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, line_of
 from partita_schema.common.checksums import sealed
 from partita_schema.load import load_config
 from partita_schema.records import FORMAT_VERSION
@@ -80,7 +80,11 @@ def write_run(folder: Path, kind: "Kind", *, steps: int, rows: int, has_base: bo
     for is_base in (False, True) if has_base else (False,):
         header = EvaluationHeader("test", "base" if is_base else "result", "f00d", steps, kind.outputs)
         results = (kind.row(index, chance, 0.3 if is_base else 0.9) for index in range(rows))
-        write_row_results(evaluation_path(folder, "test", base=is_base), header, results)
+        path = evaluation_path(folder, "test", base=is_base)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("wb") as file:
+            file.write(line_of(header))
+            file.writelines(map(line_of, results))
     return folder
 
 

@@ -29,6 +29,7 @@ from partita_schema.dialogues.formats import READERS
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config
 from partita_schema.sections.adapter import Adapter, LoraAdapter
+from partita_schema.sections.optimization import Optimizer
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -229,6 +230,13 @@ def test_the_guides_list_every_file_format_and_every_dialogue_format() -> None:
     [listed] = re.findall(r"^The formats are ([^.]+)\.", (guides / "data.md").read_text(encoding="utf8"), re.MULTILINE)
     assert set(re.sub(r" \(.*?\)", "", listed).replace(" and ", ", ").split(", ")) == set(FORMATS)
     assert table_names(guides / "dialogues.md", "## Data formats") == set(READERS)
+
+
+def test_the_training_guide_lists_every_optimizer() -> None:
+    guide = (ROOT / "docs" / "guides" / "training.md").read_text(encoding="utf8")
+    sentence = guide.split("\n### Optimizers\n", 1)[1].split(". ", 1)[0]
+    listed = set(re.findall(r"`(\w+)`", sentence))
+    assert listed == set(get_args(Optimizer.model_fields["type"].annotation))
 
 
 def test_the_index_of_decisions_lists_every_decision() -> None:

@@ -2,13 +2,17 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+import partita_trainers.engine
 from partita.distributed.thread_group import ThreadGroup
-from partita_trainers.engine import TrainEngine, begin_scaler_step
+from partita_schema.errors import TrainingError
+from partita_trainers.engine import TrainEngine, begin_scaler_step, dry_run
+from partita_trainers.process_group import SingleProcess
 
 from .conftest import run
 
@@ -108,3 +112,32 @@ def test_a_loss_scaler_interrupted_in_a_step_accepts_the_next_one(stage: str) ->
     scaler.update()
     assert scaler.get_scale() == 8.0
     assert weight.tolist() == [0.0, 0.0]
+
+
+class SecondOfTwo(SingleProcess):
+    """The second of two processes, which exchange nothing."""
+
+    rank, world_size = 1, 2
+
+
+def test_a_first_step_out_of_memory_with_shared_weights_says_on_which_rank(
+    make_work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    work = make_work()
+    shards = SimpleNamespace(unshard=lambda: None, reshard=lambda: None, unwrap=lambda: None)
+    monkeypatch.setattr(partita_trainers.engine, "Shards", lambda *_, **__: shards)
+    monkeypatch.setattr(work.lm, "loss", fail)
+    with (
+        pytest.raises(TrainingError) as caught,
+        dry_run(
+            work.config.trainer, work.lm, device=work.device, process_group=SecondOfTwo(), sharded=True
+        ) as take_step,
+    ):
+        take_step([work.batches.batch(torch.arange(2))])
+    assert str(caught.value) == (
+        "rank 1 ran out of memory in a first step on a short row, with the weights shared by 2 processes; take more "
+        "processes, an adapter, or a smaller base_model"
+    )

@@ -19,7 +19,10 @@ def build(**options: Any) -> tuple[dict[str, torch.nn.Parameter], list[torch.opt
     return parameters, build_optimizers(config, parameters, learning_rate=0.1, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("kind", get_args(Optimizer.model_fields["type"].annotation))
+TYPES = get_args(Optimizer.model_fields["type"].annotation)
+
+
+@pytest.mark.parametrize("kind", TYPES)
 def test_every_optimizer_of_the_schema_takes_steps_against_the_gradient(kind: str) -> None:
     parameters, optimizers = build(type=kind)
     for _ in range(2):
@@ -30,7 +33,7 @@ def test_every_optimizer_of_the_schema_takes_steps_against_the_gradient(kind: st
     assert all(bool((parameter < 1).all()) for parameter in parameters.values())
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("kind", TYPES)
 def test_weight_decay_applies_only_to_matrices(kind: str) -> None:
     parameters, optimizers = build(type=kind, weight_decay=0.5)
     for parameter in parameters.values():

@@ -1,5 +1,6 @@
 """Tests of steps that run out of memory: repeated in smaller parts with the same results."""
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch
-from partita_trainers.checkpoint import list_checkpoints
+from partita_trainers.checkpoint import checkpoint_name, list_checkpoints
 from partita_trainers.micro_batches import MicroBatchSplitter, split_batch
 from partita_trainers.step_stats import batch_digest
 
@@ -222,18 +223,14 @@ def test_a_run_that_halved_and_was_killed_continues_bit_for_bit(make_work: Any, 
     assert list_checkpoints(killed.run.checkpoints)[-1] == 8
     recorder = make_work.recorder(tmp_path / "killed")
     recorder.log = killed.run.log
+    saved = json.loads((recorder.checkpoints / checkpoint_name(8) / "trainer.json").read_text(encoding="utf8"))
+    assert saved["splitter"] == {"parts": 2, "events": [{"step": 6, "rows": 4, "tokens": 10, "now": 2}]}
     # Memory is free again, but the steps equal those of the run that was not killed.
     resumed = make_work(run=recorder, evaluate=evaluate, **options)
     assert run(resumed).resumed_from == 8
     assert straight.run.noted["out_of_memory"] == [{"step": 6, "rows": 4, "tokens": 10, "now": 2}]
     assert comparable(resumed.run.log) == comparable(straight.run.log)
     assert same(weights(resumed), weights(straight))
-
-
-def test_a_checkpoint_without_parts_means_whole_batches() -> None:
-    splitter = MicroBatchSplitter(parts=4)
-    splitter.load_state_dict({})
-    assert (splitter.parts, splitter.events) == (1, [])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import importlib.util
 import random
+import sys
 import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +16,25 @@ import torch
 import partita_trainers.engine
 from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers.base import ProbeContext
+from partita_trainers.batch_size.host_memory import HostMemory
 from partita_trainers.batch_size.probe import Volume
 from partita_trainers.checkpoint import random_state
-from partita_trainers.engine import TrainEngine
+from partita_trainers.engine import TrainEngine, dry_run
 from partita_trainers.finetune import Finetune
 from partita_trainers.registry import check_probe
-from partita_trainers.training_probe import TrainingProbe
+from partita_trainers.training_probe import TrainingProbe, worst_batch
 from partita_trainers.zero_shot import ZeroShot
 
 from ..properties import first
-from .conftest import comparable, run
+from .conftest import VOCABULARY, BigramModel, comparable, run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_trainer" / "sharpness.py"
 OPTIMIZERS = ["adamw", "adafactor", "sgd", "muon", "lion_8bit", "adamw_8bit", "paged_adamw_8bit", "schedule_free_adamw"]
 
 
-def probe_context(work: Any, *, longest_row: int = 10, max_loss_tokens: int = 7) -> ProbeContext:
+def probe_context(
+    work: Any, *, longest_row: int = 10, max_loss_tokens: int = 7, accumulates: bool = False
+) -> ProbeContext:
     return ProbeContext(
         config=work.config,
         lm=work.lm,
@@ -39,10 +45,11 @@ def probe_context(work: Any, *, longest_row: int = 10, max_loss_tokens: int = 7)
         max_rows=48,
         volume=lambda rows: Volume(batches=-(-48 // rows), tokens=480),
         estimated_bytes=lambda rows: rows,
+        accumulates=accumulates,
     )
 
 
-def probe_of(work: Any, **sizes: int) -> TrainingProbe:
+def probe_of(work: Any, **sizes: Any) -> TrainingProbe:
     return Finetune(work.config.trainer).probe(probe_context(work, **sizes))
 
 
@@ -188,6 +195,65 @@ def test_a_probe_uses_the_longest_rows_after_one_short_row(make_work: Any) -> No
         probe.warm_up()
         probe.run(2)
     assert shapes == [(1, 16), (5, 40), (2, 40)]
+
+
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_a_probe_holds_the_gradients_that_the_later_micro_batches_of_a_step_begin_with(
+    make_work: Any, accumulates: bool
+) -> None:
+    work = make_work()
+    module = work.lm.module
+    module.unused = torch.nn.Linear(4, 4)
+    used = {name for name, _ in module.named_parameters() if not name.startswith("unused")}
+    held = []
+
+    def look(*_: Any) -> None:
+        gradients = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+        assert not any(gradient.any() for gradient in gradients.values())
+        held.append(set(gradients))
+
+    module.register_forward_pre_hook(look)
+    with probe_of(work, accumulates=accumulates) as probe:
+        probe.run(4)
+        probe.run(2)
+        assert all(parameter.grad is None for parameter in module.parameters())
+    assert held == [set(), *[used if accumulates else set()] * 2]
+
+
+class WideModel(BigramModel):
+    """A model with large gradients and large activations, which is fast."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.0)
+        self.module.embed = torch.nn.Embedding(16_384, 1024)
+        self.module.hidden = torch.nn.Sequential(*[torch.nn.Sigmoid() for _ in range(20)])
+        self.module.head = torch.nn.Linear(1024, VOCABULARY)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured through Linux's procfs")
+def test_a_probe_takes_the_memory_of_a_step_of_several_micro_batches(make_work: Any) -> None:
+    memory = HostMemory(torch.device("cpu"), None)
+
+    def peak_of(work: Callable[[], object]) -> int:
+        with memory.measure() as peak:
+            work()
+        assert peak.used_bytes is not None
+        return peak.used_bytes
+
+    work = make_work(lm=WideModel())
+    peaks = {}
+    for accumulates in (False, True):
+        with probe_of(work, longest_row=128, accumulates=accumulates) as probe:
+            probe.warm_up()
+            peaks[accumulates] = peak_of(partial(probe.run, 8))
+    batch = worst_batch(8, tokens=128, loss_tokens=7, token_ids=range(3, 23))
+    with dry_run(work.config.trainer, work.lm, device=work.device) as take_step:
+        take_step([batch])
+        whole, parts = peak_of(lambda: take_step([batch])), peak_of(lambda: take_step([batch, batch]))
+    gradients = work.lm.module.embed.weight.nbytes
+    assert parts - whole > 0.8 * gradients
+    assert abs(peaks[False] - whole) < 0.2 * gradients
+    assert abs(peaks[True] - parts) < 0.2 * gradients
 
 
 @pytest.mark.parametrize(("longest", "loss_tokens"), [(1, 1), (6, 6), (6, 0), (2, 5)])

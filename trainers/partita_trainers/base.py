@@ -400,6 +400,8 @@ class ProbeContext:
     """Whether rows are packed. Then every count of rows in this class is a count of lines."""
     streamed: bool = False
     """Whether rows are read during training, so that their number is not known."""
+    accumulates: bool = False
+    """Whether steps have several micro-batches at some batch size; all but the first of a step begin with gradients."""
     process_group: ProcessGroup = SINGLE_PROCESS
     """All processes of the run."""
 

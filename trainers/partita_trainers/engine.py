@@ -6,6 +6,7 @@ Gradients, clipping and the weight update are separate methods, so that the call
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,6 +75,8 @@ class TrainEngine:
             else None
         )
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.had_gradients: Sequence[bool] = ()
+        """For each trained parameter, whether it had a gradient in the last step of a dry run; () before the first."""
         self.before = {name: vars(lm.module)[name] for name in PREPARED if name in vars(lm.module)}
         module = torch.compile(lm.module) if config.compile else lm.module
         # Evaluation mode only omits accelerate's DDP wrapper, because gradients are summed after all passes of a step.
@@ -174,10 +177,15 @@ class TrainEngine:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
-    def dry_run_step(self, batches: Sequence[Batch]) -> None:
+    def dry_run_step(self, batches: Sequence[Batch], *, accumulates: bool = False) -> None:
         """Take a step with learning rate 0; with fp16, as many as the loss scale needs to become small enough.
 
         The weights stay finite for any loss. Gradients are None afterwards, even if memory runs out.
+
+        Args:
+            batches: The micro-batches.
+            accumulates: Whether the step begins with gradients, as after earlier micro-batches. They are zero, and the
+                first step of a dry run has none, because the trained parameters without a gradient are not known yet.
         """
         set_learning_rate(self.raw_optimizers, 0.0)
         loss_tokens = sum(batch.loss_tokens for batch in batches)
@@ -187,8 +195,11 @@ class TrainEngine:
             self.objective.prepare(ObjectiveContext(self.lm, self.module), batches)
             with self.lm.training():
                 for _ in range(MAX_SKIPPED):
+                    if accumulates:
+                        self.allocate_gradients()
                     for batch in batches:
                         self.forward_backward(batch, denominator=denominator, loss_tokens=loss_tokens)
+                    self.had_gradients = self.has_gradients()
                     if not math.isfinite(float(self.clip())) and self.accelerator.scaler is None:
                         clear_gradients(self.lm.module, to_zero=True)
                     self.optimizer_step(1)
@@ -198,6 +209,13 @@ class TrainEngine:
             clear_gradients(self.lm.module)
             if self.accelerator.scaler is not None:
                 begin_scaler_step(self.accelerator.scaler, device=self.device)
+
+    def allocate_gradients(self) -> None:
+        """Create zero gradients of the parameters that had one in the last step of a dry run."""
+        trained = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
+        for parameter, had_one in zip(trained, self.had_gradients, strict=False):
+            if had_one:
+                parameter.grad = torch.zeros_like(parameter)
 
     def summon_full_params(self) -> AbstractContextManager[None]:
         """Unshard all weights on this rank inside the context, to use or write them. All ranks enter together."""
@@ -239,6 +257,7 @@ def dry_run(
     process_group: ProcessGroup = SINGLE_PROCESS,
     sharded: bool = False,
     objective: Objective = CROSS_ENTROPY,
+    accumulates: bool = False,
 ) -> Iterator[Callable[[Sequence[Batch]], None]]:
     """Yield a function that takes a step as `finetune` does; optimizer state stays allocated until exit.
 
@@ -251,12 +270,14 @@ def dry_run(
         process_group: All processes of the run.
         sharded: Whether the ranks shard the weights (FSDP).
         objective: What is minimized.
+        accumulates: Whether steps after the first begin with gradients, as after earlier micro-batches.
 
     Raises:
         TrainingError: A first step on a short row runs out of memory under FSDP.
     """
     lm.prepare_training(PLANNED_STEPS)
     engine = TrainEngine(config, lm, device=device, process_group=process_group, sharded=sharded, objective=objective)
+    take_step = partial(engine.dry_run_step, accumulates=accumulates)
     shards, failed = engine.shards, True
     if shards is not None:
         shards.unshard()
@@ -264,17 +285,16 @@ def dry_run(
     def dry_run_together(batches: Sequence[Batch]) -> None:
         assert shards is not None
         shards.reshard()
-        _, full = attempt(lambda: engine.dry_run_step(batches))
+        _, full = attempt(lambda: take_step(batches))
         if full is not None:
             raise TrainingError(
-                f"the memory of rank {process_group.rank} ended in a first step on a short row, with the weights "
-                "shared by "
-                f"{process_group.world_size} processes; take more processes, an adapter, or a smaller base_model"
+                f"rank {process_group.rank} ran out of memory in a first step on a short row, with the weights shared "
+                f"by {process_group.world_size} processes; take more processes, an adapter, or a smaller base_model"
             ) from full
         shards.unshard()
 
     try:
-        yield engine.dry_run_step if shards is None else dry_run_together
+        yield take_step if shards is None else dry_run_together
         failed = False
     finally:
         if shards is not None and not failed:

@@ -92,6 +92,7 @@ class Finetune:
             process_group=context.process_group,
             sharded=sharded,
             objective=self.objective,
+            accumulates=context.accumulates,
         )
         return TrainingProbe(context, begin, branched=has_branches(self.objective))
 
@@ -170,7 +171,7 @@ class FinetuneRun:
         self.validation.load_state_dict(state["validation"])
         if state["total_steps"] != self.schedule.total:  # more steps are asked for, as with a stop of callbacks
             self.validation.evaluations_without_improvement = 0
-        self.splitter.load_state_dict(state.get("cutting", {}))
+        self.splitter.load_state_dict(state["splitter"])
         self.sources.load_state_dict(state.get("sources", {}))
         self.timed_steps = state.get("timed_steps", [])
         self.step, self.learning_rate = step, state["learning_rate"]
@@ -350,7 +351,7 @@ class FinetuneRun:
                 "learning_rate": self.learning_rate,
                 "scaler": scaler.state_dict() if scaler is not None else None,
                 "validation": self.validation.state_dict(),
-                "cutting": self.splitter.state_dict(),
+                "splitter": self.splitter.state_dict(),
                 "sources": self.sources.state_dict(),
                 "timed_steps": self.timed_steps,
                 "stop": self.callbacks.stop_record(),

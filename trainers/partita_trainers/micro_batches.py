@@ -59,8 +59,8 @@ class MicroBatchSplitter:
         return {"parts": self.parts, "events": self.events}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint; older checkpoints have none."""
-        self.parts, self.events = state.get("parts", 1), list(state.get("events", ()))
+        """Restore the state of a checkpoint."""
+        self.parts, self.events = state["parts"], list(state["events"])
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:

@@ -6,7 +6,7 @@ Muon trains matrices only and is combined with AdamW for other parameters. The r
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -122,8 +122,12 @@ def build_one(
             optimizer: torch.optim.Optimizer = schedulefree.AdamWScheduleFree(param_groups, foreach=False, **options)
             optimizer.train()  # type: ignore[attr-defined]
             return optimizer
-        case _:
+        case "adamw_8bit" | "paged_adamw" | "paged_adamw_8bit" | "lion" | "lion_8bit":
             return build_bitsandbytes(config.type, param_groups, options, device=device)
+        case "muon":
+            raise AssertionError("muon is combined with another optimizer, and built with it")
+        case _:
+            assert_never(config.type)
 
 
 class DecoupledSGD(torch.optim.SGD):

@@ -22,7 +22,7 @@ def preserved_state(lm: LanguageModel) -> Iterator[None]:
     modules (training mode, the longest row that rotary embeddings have seen) are restored too. Gradients become None.
     """
     state = random_state()
-    put_back = snapshot(lm.module)
+    restore = snapshot(lm.module)
     with tempfile.TemporaryDirectory() as folder:
         save_trained_state(lm, Path(folder))
         try:
@@ -30,7 +30,7 @@ def preserved_state(lm: LanguageModel) -> Iterator[None]:
         finally:
             clear_gradients(lm.module)
             lm.load_checkpoint(Path(folder))
-            put_back()
+            restore()
             restore_random_state(state)
 
 
@@ -58,14 +58,14 @@ def snapshot(module: torch.nn.Module) -> Callable[[], None]:
     ]
 
     @torch.no_grad()
-    def put_back() -> None:
+    def restore() -> None:
         for part, name, buffer, value in buffers:
             buffer.copy_(value)
             setattr(part, name, buffer)
         for part, values in attributes:
             vars(part).update(values)
 
-    return put_back
+    return restore
 
 
 def clear_gradients(module: torch.nn.Module, *, to_zero: bool = False) -> None:

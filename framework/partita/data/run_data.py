@@ -26,7 +26,7 @@ from partita_schema.sections.batching import ChunkBatching
 from partita_schema.sections.data import Data
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, Source
 
-SAMPLED_ROWS = 2048
+FIRST_STREAM_ROWS = 2048
 """Number of rows at the start of a stream from which lengths are estimated."""
 
 
@@ -74,8 +74,8 @@ class TrainingStreams:
 
     def first_rows(self) -> Rows:
         """Return the readable rows at the start of the first epoch. Raise DataError if there are none."""
-        plan = self.plan(Fixed(SAMPLED_ROWS, shuffle_rows=self.shuffle), num_groups=1)
-        read = plan.reader(0, epoch=0).take(SAMPLED_ROWS)
+        plan = self.plan(Fixed(FIRST_STREAM_ROWS, shuffle_rows=self.shuffle), num_groups=1)
+        read = plan.reader(0, epoch=0).take(FIRST_STREAM_ROWS)
         good, bad = parsed([Unreadable(row.reason, row.raw) if row.reason else row.row for _, row in read])
         if not good:
             names = ", ".join(stream.name for stream in plan.streams)

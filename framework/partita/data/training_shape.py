@@ -1,7 +1,7 @@
 """Batching of the training rows of a run for any candidate size: policy, volume, steps.
 
-The size R that is looked for is the number of rows of a batch, of lines if rows are packed, and with a token budget the
-number of longest rows that fit. It is probed with rows of the maximum length, or full lines.
+A batch size counts rows; with packing, lines; with a token budget, the longest rows that fit into it. It is probed with
+rows of the maximum length, or full lines.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from partita_schema.sections.batching import (
 from partita_schema.sections.trainer import DEFAULT_STEP_ROWS, FinetuneTrainer, HogwildTrainer
 from partita_trainers.batch_size.probe import BatchSize, Volume
 
-SAMPLED_ROWS = 20_000
+MAX_SAMPLED_ROWS = 20_000
 """Maximum number of rows whose lengths are sampled."""
 TRIED_ROWS = 8
 """The size used to find the maximum number of loss tokens of a batch."""
@@ -55,7 +55,7 @@ class TrainingShape:
     """Number of processes that share the batches of a step."""
     recorded_batches: int | None = None
     """Batches per step with which the run started, possibly on another number of processes."""
-    sampled_rows: int = SAMPLED_ROWS
+    sampled_rows: int = MAX_SAMPLED_ROWS
 
     @property
     def counts_tokens(self) -> bool:
@@ -162,6 +162,11 @@ class TrainingShape:
         mean_rows = planner.num_rows / planner.count_batches(0)
         wanted = (trainer.effective_batch_size or DEFAULT_STEP_ROWS) / mean_rows
         return self.ranks * max(1, round(wanted / self.ranks))
+
+    def accumulates(self, trainer: object) -> bool:
+        """Return whether a process takes several batches per step at size 1, the size with the most of them."""
+        one_row = self.with_tokens(BatchSize(rows=1, origin="default", device="none"))
+        return self.batches_per_step(trainer, one_row) > self.ranks
 
     def rows_of_a_rank(self, step_rows: int) -> int:
         """Return the rows of a step per process. Raise DataError if they cannot be shared evenly."""

@@ -57,12 +57,12 @@ class GenerationProbe:
 
     @property
     def prompt_tokens(self) -> int:
-        """S."""
+        """S: tokens of the longest prompt."""
         return int(self.lengths.max())
 
     @property
     def new_tokens(self) -> int:
-        """N; less if the model's positions end before."""
+        """N: maximum new tokens of a row; fewer if the model has fewer positions left after the longest prompt."""
         return self.lm.reachable_tokens(self.prompt_tokens, self.wanted_tokens)
 
     def warm_up(self) -> None:

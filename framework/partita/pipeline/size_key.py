@@ -14,6 +14,29 @@ from partita_trainers.batch_size.memory import DeviceMemory
 from partita_trainers.batch_size.probe import Probe
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
+NOT_OF_A_STEP = {
+    "batch_size",
+    "eval_batch_size",
+    "epochs",
+    "max_steps",
+    "learning_rate",
+    "learning_rate_scheduler",
+    "early_stop",
+    "validation_metric",
+    "evaluate_generated",
+    "max_generated_rows",
+    "evaluations_per_epoch",
+    "steps_per_evaluation",
+    "skip_all_evaluation",
+    "checkpoints_per_epoch",
+    "steps_per_checkpoint",
+    "minutes_per_checkpoint",
+    "keep_checkpoints",
+    "restore_best",
+    "evaluate_test",
+    "evaluate_base",
+}
+"""Keys of the trainer on which neither the memory nor the time of a training step depends."""
 ROWS_THAT_COUNT = 4096
 """Data with more rows than this is treated alike when a size is chosen."""
 
@@ -65,7 +88,7 @@ def size_key(
     sections = ("base_model", "model_parameters", "adapter", "quantization", "trust_remote_code")
     trainer = config.trainer.model_dump(mode="json", include={"memory_budget", "gradient_checkpointing"})
     if probe.purpose == "training":
-        trainer = config.trainer.model_dump(mode="json", exclude={"batch_size", "eval_batch_size"})
+        trainer = config.trainer.model_dump(mode="json", exclude=NOT_OF_A_STEP)
     volume = probe.volume(1)
     usual = volume.tokens // max(1, volume.rows or volume.batches)
     installed = versions()

@@ -114,9 +114,13 @@ def training_probe(
         return
     config, lm = pipeline.config, pipeline.lm
     longest, max_loss_tokens = shape.longest, shape.max_loss_tokens
+    # One answer for all sizes: a size that is a whole step would otherwise take less memory than half of it.
+    accumulates = shape.accumulates(config.trainer)
+    held_bytes = sum(p.nbytes for p in lm.module.parameters() if p.requires_grad) if accumulates else 0
 
     def estimated_bytes(rows: int) -> int:
-        return lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, loss_tokens=max_loss_tokens)
+        activations = lm.estimated_bytes("training", rows, tokens=longest, new_tokens=0, loss_tokens=max_loss_tokens)
+        return held_bytes + activations
 
     work = ProbeContext(
         config=config,
@@ -130,6 +134,7 @@ def training_probe(
         estimated_bytes=estimated_bytes,
         packed=shape.separates_rows,
         streamed=shape.more_rows,
+        accumulates=accumulates,
         process_group=process_group,
     )
     # A custom trainer may lack the method; evaluation is then probed without training state on the device.

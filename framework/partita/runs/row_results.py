@@ -5,7 +5,7 @@ so that two runs can be compared row by row.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -115,18 +115,6 @@ def completeness(metrics: Collection[str], *, answered: bool, is_whole: bool) ->
 def evaluation_path(run: Path, split: str, *, base: bool = False) -> Path:
     """Return where the row results of a split are in a run directory."""
     return run / FOLDER / f"{split}{BASE if base else ''}.jsonl"
-
-
-def write_row_results(path: Path, header: EvaluationHeader, rows: Iterable[RecordedRow]) -> None:
-    """Write the results of an evaluation; the file appears once it is complete.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as file:
-        file.write(line_of(header))
-        file.writelines(map(line_of, rows))
 
 
 class RowSpool:

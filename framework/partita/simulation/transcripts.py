@@ -309,11 +309,6 @@ def line_of(value: Mapping[str, Any]) -> bytes:
     return sealed_line(json_bytes(value))
 
 
-def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file of JSON lines atomically."""
-    write_file(path, map(line_of, lines))
-
-
 def write_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file of lines atomically."""
     with writing(path.parent), replacing(path) as file:

@@ -39,7 +39,8 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
     """Compute the data plan of a configuration without loading the model.
 
     All training rows are read and tokenized; of a stream, only the first rows. An automatic batch size is assumed to
-    be 16 rows. Raises DataError if the file trains nothing.
+    be the 16 rows of a default step, or all rows if there are fewer; with packing or a token budget, the size whose
+    batches have that many rows on average. Raises DataError if the file trains nothing.
     """
     config = heads_of_encoder(config, folder=folder)
     if not config.trains:

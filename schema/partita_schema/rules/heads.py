@@ -40,7 +40,7 @@ def refused_by_heads(config: ConfigSections) -> Iterator[Refusal]:
 
 
 def refused_models(config: ConfigSections, output: OutputFeature, at: str) -> Iterator[Refusal]:
-    """Yield the head, whose path is `at`, if the model or other outputs do not go with it."""
+    """Yield the head, whose path is `at`, if the model or other outputs do not support it."""
     base = config.base_model
     needs_head = config.is_new_encoder or output.head_reads != "text"
     removes = "" if needs_head else "remove head, or "

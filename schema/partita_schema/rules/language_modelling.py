@@ -47,7 +47,7 @@ def answers_to_score(config: ConfigSections) -> Iterator[Refusal]:
 
 
 def chunk_conflicts(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield what does not go with `data.batching: {type: chunk}`."""
+    """Yield what cannot be combined with `data.batching: {type: chunk}`."""
     if not isinstance(config.data.batching, ChunkBatching):
         return
     if not config.plain_text:

@@ -1,4 +1,4 @@
-"""Rules for trainers on preferences: which output they need, and what does not go with pairs and labelled answers."""
+"""Rules for trainers on preferences: which output they need, and what pairs and labelled answers exclude."""
 
 from collections.abc import Iterator
 

@@ -38,18 +38,18 @@ def refused_models(config: ConfigSections) -> Iterator[Refusal]:
 def refused_training(config: ConfigSections, trainer: FinetuneTrainer) -> Iterator[Refusal]:
     """Yield trainer options that need the whole model."""
     if wants_size(config, trainer):
-        reason = "a process whose memory ends would leave the others waiting for its part of the weights"
+        reason = "a process that runs out of memory would leave the others waiting for its part of the weights"
         yield "trainer.batch_size", f"auto cannot try sizes with backend.sharding: {reason}; write a number"
     if trainer.learning_rate == "auto":
-        reason = "auto puts back the whole model after its search"
+        reason = "auto restores the whole model after its search"
         yield "trainer.learning_rate", f"{reason}; write a number with backend.sharding"
     if trainer.optimizer.type not in ELEMENTWISE:
         names = ", ".join(ELEMENTWISE)
-        yield "trainer.optimizer.type", f"backend.sharding goes with {names}; write one of them"
+        yield "trainer.optimizer.type", f"backend.sharding supports {names}; write one of them"
     if trainer.mixed_precision == "fp16":
-        yield "trainer.mixed_precision", "fp16 does not go with backend.sharding; write bf16 or no"
+        yield "trainer.mixed_precision", "fp16 cannot be combined with backend.sharding; write bf16 or no"
     if trainer.compile:
-        yield "trainer.compile", "compile does not go with backend.sharding; remove one of them"
+        yield "trainer.compile", "compile cannot be combined with backend.sharding; remove one of them"
 
 
 def wants_size(config: ConfigSections, trainer: FinetuneTrainer) -> bool:

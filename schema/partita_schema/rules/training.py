@@ -91,16 +91,16 @@ def packed_attention(config: ConfigSections) -> Iterator[Refusal]:
 
 
 def half_precision(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield what does not go with `trainer.mixed_precision: fp16`."""
+    """Yield what cannot be combined with `trainer.mixed_precision: fp16`."""
     trainer = config.trainer
     if not isinstance(trainer, FinetuneTrainer) or trainer.mixed_precision != "fp16":
         return
     if config.model_parameters.device == "cpu":
         yield "trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no"
     if trainer.optimizer.type == "muon":
-        yield "trainer.mixed_precision", "fp16 does not go with optimizer.type: muon; write bf16 or no"
+        yield "trainer.mixed_precision", "fp16 cannot be combined with optimizer.type: muon; write bf16 or no"
     if trainer.learning_rate == "auto":
-        yield "trainer.mixed_precision", "fp16 does not go with learning_rate: auto; write bf16 or no"
+        yield "trainer.mixed_precision", "fp16 cannot be combined with learning_rate: auto; write bf16 or no"
 
 
 def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:

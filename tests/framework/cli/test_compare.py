@@ -15,9 +15,10 @@ from partita.report.comparison_table import disagreement_lines, one_line, p_text
 from partita.report.disagreements import Disagreement
 from partita.report.measures import MetricEstimate
 from partita.report.statistics import Difference, Interval
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 
 from ..conftest import Command
+from ..recorded_results import write_row_results
 from ..run_directories import MakeRun
 
 Call = Callable[..., tuple[int, str, str]]

@@ -201,6 +201,36 @@ def test_a_step_of_unpacked_rows_has_exactly_the_configured_number() -> None:
     assert shape.max_rows_for(24) == 24
 
 
+@pytest.mark.parametrize(
+    ("trainer", "ranks", "accumulates"),
+    [
+        ({}, 1, True),
+        ({}, 8, True),
+        ({}, 16, False),
+        ({"effective_batch_size": 1}, 1, False),
+        ({"effective_batch_size": 2}, 1, True),
+        ({"effective_batch_size": 2}, 2, False),
+        ({"gradient_accumulation_steps": 1}, 1, False),
+        ({"gradient_accumulation_steps": 2}, 4, True),
+        ({"type": "custom", "target": "module:Class"}, 2, False),
+    ],
+)
+def test_steps_accumulate_gradients_if_the_smallest_size_has_several_batches(
+    trainer: dict[str, Any], ranks: int, accumulates: bool
+) -> None:
+    config = config_of({"type": "fixed"}, **trainer)
+    shape = training_shape(config, encoded(np.full(40, 5)), ranks=ranks)
+    assert shape.accumulates(config.trainer) is accumulates
+
+
+@pytest.mark.parametrize(("max_tokens", "accumulates"), [(40, True), (80, False)])
+def test_packed_steps_accumulate_gradients_if_a_line_has_fewer_rows_than_a_step(
+    max_tokens: int, accumulates: bool
+) -> None:
+    config = config_of({"type": "pack", "max_tokens": max_tokens})
+    assert training_shape(config, encoded(np.full(160, 5))).accumulates(config.trainer) is accumulates
+
+
 def test_auto_batching_is_chosen_by_the_lengths() -> None:
     config = config_of({"type": "auto"})
 

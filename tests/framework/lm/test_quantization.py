@@ -182,12 +182,13 @@ def test_loftq_on_a_quantized_base_is_closer_to_the_original_weights(small, base
     original = small.load(small.config(base_model=str(base_folder)))
     adapter = {"type": "lora", "r": 8, "init": "loftq"}
     lm = quantized(small, base_folder, bits=bits, adapter=adapter)
-    for name, layer in lm.base.named_modules():
-        if hasattr(layer, "lora_A"):
-            weight = original.base.get_submodule(name).weight
-            rounded = plain_weight(layer.get_base_layer())
-            update = layer.get_delta_weight("default")
-            assert (weight - rounded - update).norm() < 0.9 * (weight - rounded).norm()
+    layers = {name: layer for name, layer in lm.base.named_modules() if hasattr(layer, "lora_A")}
+    assert len(layers) == 7 * lm.base.config.num_hidden_layers
+    for name, layer in layers.items():
+        weight = original.base.get_submodule(name).weight
+        rounded = plain_weight(layer.get_base_layer())
+        update = layer.get_delta_weight("default")
+        assert (weight - rounded - update).norm() < 0.9 * (weight - rounded).norm()
 
 
 @pytest.mark.parametrize(

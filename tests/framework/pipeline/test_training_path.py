@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 
 from partita import Model
 from partita_schema.errors import OutOfMemory
+from partita_trainers.base import ProbeContext
+from partita_trainers.finetune import Finetune
 
 from ...properties import ends, first
 
@@ -75,9 +77,12 @@ def test_a_finished_run_searches_the_size_for_predictions(device: Any, train: An
 
 
 @pytest.mark.long
-def test_a_second_run_probes_the_sizes_of_the_first_once(device: Any, make: Any, train: Any, rows: Any) -> None:
+def test_a_second_run_with_another_rate_probes_the_sizes_of_the_first_once(
+    device: Any, make: Any, train: Any, rows: Any
+) -> None:
     device.leave(9 * device.step + device.step // 2, training=True)
-    first, second = (train(name, max_steps=1).sizes for name in ("first", "second"))
+    first = train("first", max_steps=1).sizes
+    second = train("second", max_steps=2, learning_rate=0.1, early_stop=1).sizes
     for name, size in second.items():
         assert (size["origin"], len(size["probes"])) == ("cached", 1)
         assert size["rows"] == first[name]["rows"] == size["probes"][0]["rows"]
@@ -195,6 +200,30 @@ def test_training_with_auto_equals_training_with_the_same_number(device: Any, tr
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert auto.log == number.log
+
+
+@pytest.mark.parametrize(("steps", "accumulates"), [({}, True), ({"effective_batch_size": 1}, False)])
+def test_training_is_probed_with_gradients_if_its_steps_have_several_batches(
+    make: Any, rows: Any, monkeypatch: pytest.MonkeyPatch, device: Any, steps: dict[str, Any], accumulates: bool
+) -> None:
+    contexts: list[Any] = []
+    probe = Finetune.probe
+
+    def remember(self: Finetune, context: ProbeContext) -> Any:
+        contexts.append(context)
+        return probe(self, context)
+
+    monkeypatch.setattr(Finetune, "probe", remember)
+    model = Model(make(trainer={"batch_size": "auto", **steps}), quiet=True)
+    size = model.tune(rows).training
+    assert size is not None
+    (context,) = contexts
+    assert context.accumulates is accumulates
+    gradients = sum(parameter.nbytes for parameter in context.lm.module.parameters()) if accumulates else 0
+    activations = context.lm.estimated_bytes(
+        "training", 2, tokens=context.max_row_tokens, new_tokens=0, loss_tokens=context.max_loss_tokens
+    )
+    assert context.estimated_bytes(2) == activations + gradients
 
 
 # Limits in the configuration

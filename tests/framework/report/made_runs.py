@@ -11,13 +11,14 @@ from typing import Any
 from partita.data.episode import Episode
 from partita.report.transcript_page import write_page
 from partita.runs.manifest import versions
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 from partita.simulation.report import SimulationReport, outcomes_of
 from partita.simulation.run import SimulationResult
-from partita.simulation.transcripts import write_lines
 from partita_schema.common.checksums import sealed
 from partita_schema.load import load_config
 from partita_schema.records import FORMAT_VERSION
+
+from ..recorded_results import write_row_results, write_transcript
 
 Results = Sequence[RecordedRow]
 LABELS = ("billing", "shipping", "returns")
@@ -211,7 +212,7 @@ def write_dialogues(folder: Path, **histories: Sequence[Episode]) -> None:
     """Write the transcripts of a run with their page, as `partita simulate` does."""
     transcripts = folder / "transcripts"
     for history, episodes in histories.items():
-        write_lines(transcripts / f"{history}.jsonl", (episode.line() for episode in episodes))
+        write_transcript(transcripts / f"{history}.jsonl", (episode.line() for episode in episodes))
     outcomes = {history: outcomes_of(episodes, repeats=1) for history, episodes in histories.items()}
     write_page(SimulationResult(SimulationReport(outcomes, str(transcripts)), histories))
 

@@ -20,10 +20,10 @@ from partita.report.measures import MetricEstimate, measures_of
 from partita.report.run_record import read_run
 from partita.report.sections.headline import headline
 from partita.report.statistics import Difference, Interval, right_difference
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
-from partita.simulation.transcripts import write_lines
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 from partita_schema.errors import DataError, PartitaError
 
+from ..recorded_results import write_row_results, write_transcript
 from ..run_directories import MakeRun
 from .made_runs import write_run
 
@@ -578,7 +578,7 @@ def simulated(make_run: MakeRun, name: str, rewards: Sequence[float | None]) -> 
         episode(f"task {i}", reward=reward, status="done" if reward is not None else "failed")
         for i, reward in enumerate(rewards)
     ]
-    write_lines(folder / "transcripts" / "predicted.jsonl", (one.line() for one in episodes))
+    write_transcript(folder / "transcripts" / "predicted.jsonl", (one.line() for one in episodes))
     return folder
 
 

@@ -21,11 +21,12 @@ from partita.report.compare_page import write_page
 from partita.report.comparison import compare_runs
 from partita.report.run_page import write_report
 from partita.report.sweep_page import write_sweep_page
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
 from partita.runs.sweep_result import SweepResult
 from partita_trainers.base import TrainResult
 
+from ..recorded_results import write_row_results
 from .made_runs import (
     category,
     dialogue,

@@ -10,8 +10,9 @@ from partita.report.comparison import compare_runs
 from partita.report.evaluation import read_evaluations
 from partita.report.measures import measure_rows
 from partita.report.run_record import PREFERENCE_VALUES, STEP_VALUES, read_steps
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 
+from ..recorded_results import write_row_results
 from .made_runs import (
     PAIR_METRICS,
     labelled,

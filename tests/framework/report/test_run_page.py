@@ -15,12 +15,13 @@ from partita.report.evaluation import BLOCK, blocks_of_lines
 from partita.report.run_page import try_to_write_report, write_report
 from partita.report.run_record import read_run, values_of
 from partita.report.sections.training import loss_unit
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 from partita_schema.common.checksums import sealed
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import load_config
 from partita_trainers.batch_size.probe import BatchSize
 
+from ..recorded_results import write_row_results
 from .made_runs import (
     category,
     config_of,

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from partita import DataError, Runs
-from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path, write_row_results
+from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 
+from ..recorded_results import write_row_results
 from ..run_directories import MakeRun
 
 

@@ -11,11 +11,10 @@ from partita.runs.row_results import (
     RecordedRow,
     evaluation_path,
     read_header,
-    write_row_results,
 )
 from partita_schema.errors import DataError
 
-from ..recorded_results import read_rows
+from ..recorded_results import read_rows, write_row_results
 
 HEADER = EvaluationHeader(split="test", model="result", fingerprint="f", step=3, outputs={"label": "category"})
 ROWS = [

@@ -62,8 +62,21 @@ def test_without_parallel_calls_only_the_first_call_is_returned() -> None:
     assert one == ("I look.", [ToolCall("time", "{}")])
 
 
-@given(st.text(alphabet='{}[]":,\\ ab1', max_size=40))
-def test_any_text_is_searched_for_objects(text: str) -> None:
+SYNTAX = '[]":,\\ ab1'
+
+
+@given(st.text(SYNTAX, max_size=20), st.text("{}" + SYNTAX, max_size=20))
+def test_an_object_in_any_text_is_found(before: str, after: str) -> None:
+    known = '{"a": [{"b": "}"}]}'
+    text = before + known + after
+    first, *others = objects_in(text)
+    assert (first.start, first.end, first.value) == (len(before), len(before + known), json.loads(known))
+    for found in others:
+        assert json.loads(text[found.start : found.end]) == found.value
+
+
+@given(st.text("{}" + SYNTAX, max_size=40))
+def test_objects_in_any_text_are_where_they_are_said_to_be(text: str) -> None:
     for found in objects_in(text):
         assert json.loads(text[found.start : found.end]) == found.value
 

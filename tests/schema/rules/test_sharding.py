@@ -16,8 +16,8 @@ FILE: dict[str, Any] = {
     "backend": {"type": "torchrun", "processes": 2, "sharding": "full"},
 }
 AUTO = (
-    "trainer.batch_size: auto cannot try sizes with backend.sharding: a process whose memory ends would leave the "
-    "others waiting for its part of the weights; write a number"
+    "trainer.batch_size: auto cannot try sizes with backend.sharding: a process that runs out of memory would leave "
+    "the others waiting for its part of the weights; write a number"
 )
 
 
@@ -52,24 +52,24 @@ def test_a_token_budget_is_accepted_as_batch_size() -> None:
         (
             {"trainer": FILE["trainer"] | {"learning_rate": "auto"}},
             (
-                "trainer.learning_rate: auto puts back the whole model after its search; write a number with "
+                "trainer.learning_rate: auto restores the whole model after its search; write a number with "
                 "backend.sharding"
             ),
         ),
         (
             {"trainer": FILE["trainer"] | {"optimizer": {"type": "muon"}}},
             (
-                "trainer.optimizer.type: backend.sharding goes with adamw, adam, sgd, schedule_free_adamw; write one "
+                "trainer.optimizer.type: backend.sharding supports adamw, adam, sgd, schedule_free_adamw; write one "
                 "of them"
             ),
         ),
         (
             {"trainer": FILE["trainer"] | {"mixed_precision": "fp16"}},
-            "trainer.mixed_precision: fp16 does not go with backend.sharding; write bf16 or no",
+            "trainer.mixed_precision: fp16 cannot be combined with backend.sharding; write bf16 or no",
         ),
         (
             {"trainer": FILE["trainer"] | {"compile": True}},
-            "trainer.compile: compile does not go with backend.sharding; remove one of them",
+            "trainer.compile: compile cannot be combined with backend.sharding; remove one of them",
         ),
         (
             {"adapter": {"type": "lora"}, "quantization": {"bits": 4}},

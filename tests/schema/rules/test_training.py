@@ -237,9 +237,9 @@ def test_schedule_free_adamw_keeps_its_rate_unless_decay_is_set() -> None:
 
 def test_fp16_excludes_muon_and_the_learning_rate_range_test() -> None:
     muon = problems(mixed_precision="fp16", optimizer={"type": "muon"})
-    assert muon == ["trainer.mixed_precision: fp16 does not go with optimizer.type: muon; write bf16 or no"]
+    assert muon == ["trainer.mixed_precision: fp16 cannot be combined with optimizer.type: muon; write bf16 or no"]
     rates = problems(mixed_precision="fp16", learning_rate="auto")
-    assert rates == ["trainer.mixed_precision: fp16 does not go with learning_rate: auto; write bf16 or no"]
+    assert rates == ["trainer.mixed_precision: fp16 cannot be combined with learning_rate: auto; write bf16 or no"]
 
 
 @pytest.mark.parametrize(

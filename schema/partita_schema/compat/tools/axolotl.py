@@ -116,7 +116,7 @@ def convert_plugins(conversion: Conversion) -> None:
 
 
 def convert_adapter(conversion: Conversion, rl: str) -> None:
-    """Convert the adapter and the quantization that goes with it.
+    """Convert the adapter and its quantization.
 
     Args:
         conversion: The conversion.
