@@ -69,67 +69,67 @@ class FuzzedRequest(NamedTuple):
 
 def fuzzed(number: int, seed: int = 0) -> FuzzedRequest:
     """Return a request of a sequence, which is the same for the same seed."""
-    chance = random.Random(f"{seed} {number}")
-    path = chance.choice([*VALID, *VALID, *VALID, *OTHER_PATHS])
+    rng = random.Random(f"{seed} {number}")
+    path = rng.choice([*VALID, *VALID, *VALID, *OTHER_PATHS])
     bodies = VALID.get(path) or [body for some in VALID.values() for body in some]
-    body = json.loads(json.dumps(chance.choice(bodies)))
-    for _ in range(chance.choice((0, 1, 1, 1, 2, 4))):
-        body = mutated(body, chance)
-    content = json.dumps(body, ensure_ascii=chance.random() < 0.5).encode("utf8", "surrogatepass")
-    content = damaged(content, chance)
-    method = chance.choice(METHODS) if chance.random() < 0.1 else "POST" if path in VALID else "GET"
-    kind = chance.choice(TYPES) if chance.random() < 0.2 else TYPES[0]
+    body = json.loads(json.dumps(rng.choice(bodies)))
+    for _ in range(rng.choice((0, 1, 1, 1, 2, 4))):
+        body = mutated(body, rng)
+    content = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode("utf8", "surrogatepass")
+    content = damaged(content, rng)
+    method = rng.choice(METHODS) if rng.random() < 0.1 else "POST" if path in VALID else "GET"
+    kind = rng.choice(TYPES) if rng.random() < 0.2 else TYPES[0]
     size: Any = len(content)
-    if chance.random() < 0.05:
-        size = chance.choice((-1, size + 5, 2**40, "x", "", max(size - 3, 0)))
+    if rng.random() < 0.05:
+        size = rng.choice((-1, size + 5, 2**40, "x", "", max(size - 3, 0)))
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n"
     whole = size == len(content)
-    if chance.random() < 0.03:
-        head += chance.choice(("Transfer-Encoding: chunked\r\n", "A" * 100_000 + ": b\r\n", "Expect: 100-continue\r\n"))
+    if rng.random() < 0.03:
+        head += rng.choice(("Transfer-Encoding: chunked\r\n", "A" * 100_000 + ": b\r\n", "Expect: 100-continue\r\n"))
         whole = False
     return FuzzedRequest(f"{head}Connection: close\r\n\r\n".encode("latin1") + content, whole)
 
 
-def mutated(body: Any, chance: random.Random) -> Any:
+def mutated(body: Any, rng: random.Random) -> Any:
     """Return a body with a value, a key or an item changed, removed or repeated."""
-    if chance.random() < 0.03:
-        return chance.choice(VALUES)
+    if rng.random() < 0.03:
+        return rng.choice(VALUES)
     if isinstance(body, dict) and body:
-        key = chance.choice(list(body))
-        choice = chance.random()
+        key = rng.choice(list(body))
+        choice = rng.random()
         if choice < 0.1:
             return {name: value for name, value in body.items() if name != key}
         if choice < 0.2:
-            return body | {chance.choice(("", "a", "model", "stream", "\ud800", "n", "stop", "keys")): value(chance)}
+            return body | {rng.choice(("", "a", "model", "stream", "\ud800", "n", "stop", "keys")): value(rng)}
         if choice < 0.6 and isinstance(body[key], dict | list) and body[key]:
-            return body | {key: mutated(body[key], chance)}
-        return body | {key: value(chance)}
+            return body | {key: mutated(body[key], rng)}
+        return body | {key: value(rng)}
     if isinstance(body, list) and body:
-        index = chance.randrange(len(body))
-        new = mutated(body[index], chance) if chance.random() < 0.5 else value(chance)
-        return [*body[:index], new, *body[index + 1 :], *(body[index:] if chance.random() < 0.1 else ())]
-    return value(chance)
+        index = rng.randrange(len(body))
+        new = mutated(body[index], rng) if rng.random() < 0.5 else value(rng)
+        return [*body[:index], new, *body[index + 1 :], *(body[index:] if rng.random() < 0.1 else ())]
+    return value(rng)
 
 
-def value(chance: random.Random) -> Any:
+def value(rng: random.Random) -> Any:
     """Return a value, in some cases deeply nested."""
-    found = chance.choice(VALUES)
-    if chance.random() < 0.1:
-        for _ in range(chance.choice((10, 150))):
-            found = chance.choice(([found], {"a": found}, {"type": "object", "properties": {"a": found}}))
+    found = rng.choice(VALUES)
+    if rng.random() < 0.1:
+        for _ in range(rng.choice((10, 150))):
+            found = rng.choice(([found], {"a": found}, {"type": "object", "properties": {"a": found}}))
     return found
 
 
-def damaged(content: bytes, chance: random.Random) -> bytes:
+def damaged(content: bytes, rng: random.Random) -> bytes:
     """Return bytes that in some cases are not JSON, not UTF-8 or nested too deeply."""
-    choice = chance.random()
+    choice = rng.random()
     if choice < 0.05:
-        return content[: chance.randrange(len(content) + 1)]
+        return content[: rng.randrange(len(content) + 1)]
     if choice < 0.1:
-        at = chance.randrange(len(content) + 1)
-        return content[:at] + chance.randbytes(3) + content[at:]
+        at = rng.randrange(len(content) + 1)
+        return content[:at] + rng.randbytes(3) + content[at:]
     if choice < 0.13:
-        return chance.choice((b"[" * 50_000, b'{"a":' * 50_000, b"", b"\xef\xbb\xbf{}", b"1e999999", b"9" * 100_000))
+        return rng.choice((b"[" * 50_000, b'{"a":' * 50_000, b"", b"\xef\xbb\xbf{}", b"1e999999", b"9" * 100_000))
     if choice < 0.15:
         return content.decode("utf8", "replace").encode("utf-16")
     return content

@@ -41,8 +41,8 @@ def sampled(folder: str, rounds: int) -> list[Row]:
 
     torch.set_num_threads(1)
     os.chdir(folder)
-    chance = random.Random(1)
-    write_rows(Path(folder, "texts.jsonl"), ({"question": text(chance, 3, 20), "answer": "ba"} for _ in range(200)))
+    rng = random.Random(1)
+    write_rows(Path(folder, "texts.jsonl"), ({"question": text(rng, 3, 20), "answer": "ba"} for _ in range(200)))
     config = zero_shot(NEW_MODEL, "question answer", tokens=48, data={"source": "texts.jsonl"})
     lm = Model(config, quiet=True)._backend.parts().lm
     table = []
@@ -89,8 +89,8 @@ def draw(lm: Any, *, tokens: int, slots: int, together: int) -> tuple[float, dic
     from partita.generation.scheduler import Scheduler
     from partita.lm.base import GenerationOptions
 
-    chance = random.Random(2)
-    prompts = [[chance.randrange(8, 60) for _ in range(chance.randint(300, 400))] for _ in range(16)]
+    rng = random.Random(2)
+    prompts = [[rng.randrange(8, 60) for _ in range(rng.randint(300, 400))] for _ in range(16)]
     work = RowRequests(
         lengths=np.repeat([len(prompt) for prompt in prompts], 8).astype(np.int32),
         new_tokens=np.full(128, tokens),
@@ -140,8 +140,8 @@ def rewarded(folder: str, rounds: int) -> list[Row]:
 
     torch.set_num_threads(1)
     os.chdir(folder)
-    chance = random.Random(3)
-    pairs = [{"prompt": text(chance, 8, 16), "chosen": text(chance, 2, 8), "rejected": "no"} for _ in range(40)]
+    rng = random.Random(3)
+    pairs = [{"prompt": text(rng, 8, 16), "chosen": text(rng, 2, 8), "rejected": "no"} for _ in range(40)]
     write_rows(Path(folder, "pairs.jsonl"), pairs)
     config = {
         "base_model": NEW_MODEL,
@@ -157,7 +157,7 @@ def rewarded(folder: str, rounds: int) -> list[Row]:
     ways = {"each": BranchSupport("measured"), "once": lm.branch_support}
     table = []
     for fewest, most in ((300, 400), (8, 16)):
-        asked = [({"prompt": text(chance, fewest, most)}, [text(chance, 8, 16) for _ in range(8)]) for _ in range(16)]
+        asked = [({"prompt": text(rng, fewest, most)}, [text(rng, 8, 16) for _ in range(8)]) for _ in range(16)]
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         scores: dict[str, list[float]] = {}
         for _ in range(rounds):
@@ -182,9 +182,9 @@ def rewarded(folder: str, rounds: int) -> list[Row]:
     return table
 
 
-def text(chance: random.Random, fewest: int, most: int) -> str:
+def text(rng: random.Random, fewest: int, most: int) -> str:
     """Return random words."""
-    return " ".join(chance.choices(WORDS, k=chance.randint(fewest, most)))
+    return " ".join(rng.choices(WORDS, k=rng.randint(fewest, most)))
 
 
 if __name__ == "__main__":

@@ -52,24 +52,24 @@ BROKEN = (b'{"number": ', b'{"number": 1, "premise": "\xff\xfe", "claim": "a", "
 # Padding
 
 
-def chat_lengths(count: int, chance: np.random.Generator) -> np.ndarray:
+def chat_lengths(count: int, rng: np.random.Generator) -> np.ndarray:
     """Return lengths of chats: most are short, one in twenty contains a document."""
-    long = chance.random(count) < 0.05
-    found = np.exp(np.where(long, chance.normal(7, 0.25, count), chance.normal(5.4, 0.55, count)))
+    long = rng.random(count) < 0.05
+    found = np.exp(np.where(long, rng.normal(7, 0.25, count), rng.normal(5.4, 0.55, count)))
     return np.clip(found, 16, LONGEST).astype(np.int64)
 
 
-def snli_lengths(count: int, chance: np.random.Generator) -> np.ndarray:
+def snli_lengths(count: int, rng: np.random.Generator) -> np.ndarray:
     """Return lengths of pairs of a caption and a short claim."""
-    premise, claim = np.exp(chance.normal(2.6, 0.39, count)), np.exp(chance.normal(2.0, 0.3, count))
+    premise, claim = np.exp(rng.normal(2.6, 0.39, count)), np.exp(rng.normal(2.0, 0.3, count))
     return np.clip(premise + claim + 3, 8, 160).astype(np.int64)
 
 
-def squashed_lengths(count: int, chance: np.random.Generator) -> np.ndarray:
+def squashed_lengths(count: int, rng: np.random.Generator) -> np.ndarray:
     """Return lengths of rows of dialogues with 4 to 16 turns, each answer after all earlier turns."""
     found: list[int] = []
     while len(found) < count:
-        turns = np.exp(chance.normal(2.7, 0.68, int(chance.integers(2, 9)) * 2)).astype(int) + 3
+        turns = np.exp(rng.normal(2.7, 0.68, int(rng.integers(2, 9)) * 2)).astype(int) + 3
         found += np.cumsum(turns)[1::2].tolist()
     return np.clip(np.array(found[:count]), 8, 1024).astype(np.int64)
 

@@ -49,8 +49,8 @@ def config_of(model: Path, source: Any, **changes: Any) -> Row:
 
 def documents(count: int) -> list[Row]:
     """Return documents of 20 to 2,000 words, most of them short."""
-    chance = random.Random(5)
-    return [{"text": words(chance, min(2000, max(20, round(chance.lognormvariate(4.5, 1.0)))))} for _ in range(count)]
+    rng = random.Random(5)
+    return [{"text": words(rng, min(2000, max(20, round(rng.lognormvariate(4.5, 1.0)))))} for _ in range(count)]
 
 
 # Throughput
@@ -242,14 +242,14 @@ def memory(folder: Path, quick: bool) -> Result:
 
 def write_text(folder: Path, wanted: int) -> int:
     """Write files of this many bytes in all; return their size."""
-    chance = random.Random(3)
-    pieces = [words(chance, 50) for _ in range(500)]
+    rng = random.Random(3)
+    pieces = [words(rng, 50) for _ in range(500)]
     folder.mkdir()
     written = 0
     for number, path in enumerate(shard_names(folder, 16), start=1):
         with path.open("w", encoding="utf8") as file:
             while written < wanted * number // 16:
-                text = " ".join(chance.choices(pieces, k=chance.randint(2, 24)))
+                text = " ".join(rng.choices(pieces, k=rng.randint(2, 24)))
                 written += file.write(json.dumps({"text": text}) + "\n")
     return written
 

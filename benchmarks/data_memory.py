@@ -108,9 +108,9 @@ def large(folder: Path, quick: bool) -> Result:
 
 def write_documents(folder: Path, wanted: int, *, shards: int) -> int:
     """Write files of slightly more than `wanted` bytes in total; return the number of rows."""
-    chance = random.Random(3)
-    pieces = [words(chance, 20) for _ in range(2000)]
-    document = words(chance, 1000)[:3000]
+    rng = random.Random(3)
+    pieces = [words(rng, 20) for _ in range(2000)]
+    document = words(rng, 1000)[:3000]
     folder.mkdir()
     written = number = 0
     for place, path in enumerate(shard_names(folder, shards), start=1):
@@ -118,8 +118,8 @@ def write_documents(folder: Path, wanted: int, *, shards: int) -> int:
             while written < wanted * place // shards:
                 row = {
                     "number": number,
-                    "premise": " ".join(chance.choices(pieces, k=chance.randint(2, 8))),
-                    "claim": chance.choice(pieces),
+                    "premise": " ".join(rng.choices(pieces, k=rng.randint(2, 8))),
+                    "claim": rng.choice(pieces),
                     "label": pieces[number % 50][:12],
                     "document": document,
                 }
@@ -317,10 +317,10 @@ def dialogues(folder: Path, quick: bool) -> Result:
 
 
 def made_up_dialogues(count: int) -> Iterator[Row]:
-    chance = random.Random(4)
+    rng = random.Random(4)
     for _ in range(count):
-        roles = ("user", "assistant") * chance.randint(2, 8)
-        texts = (words(chance, max(1, round(chance.lognormvariate(2.3, 0.6)))) for _ in roles)
+        roles = ("user", "assistant") * rng.randint(2, 8)
+        texts = (words(rng, max(1, round(rng.lognormvariate(2.3, 0.6)))) for _ in roles)
         yield {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]}
 
 

@@ -352,8 +352,8 @@ def ray_row(how: str, runs: list[Row], *, count: int) -> Row:
 
 def write_questions(path: Path, count: int) -> None:
     """Write different questions."""
-    chance = random.Random(1)
-    ends = (" ".join(f"w{chance.randrange(200)}" for _ in range(chance.randint(1, 58))) for _ in range(count))
+    rng = random.Random(1)
+    ends = (" ".join(f"w{rng.randrange(200)}" for _ in range(rng.randint(1, 58))) for _ in range(count))
     write_rows(path, ({"question": f"{number // 200} {number % 200} {end}"} for number, end in enumerate(ends)))
 
 

@@ -50,12 +50,12 @@ def save_model(folder: Path, architecture: str) -> None:
 
 def documents(count: int) -> list[Row]:
     """Return texts of 20 to 600 words, half of them up to 90, each with a summary of 5 to 80 words, half up to 16."""
-    chance = random.Random(3)
+    rng = random.Random(3)
     rows = []
     for _ in range(count):
-        text, summary = chance.lognormvariate(4.5, 0.7), chance.lognormvariate(2.8, 0.5)
+        text, summary = rng.lognormvariate(4.5, 0.7), rng.lognormvariate(2.8, 0.5)
         lengths = min(600, max(20, round(text))), min(80, max(5, round(summary)))
-        rows.append({"text": words(chance, lengths[0]), "summary": words(chance, lengths[1])})
+        rows.append({"text": words(rng, lengths[0]), "summary": words(rng, lengths[1])})
     return rows
 
 

@@ -53,20 +53,20 @@ def real_input(folder: Path, quick: bool) -> Result:
     """
     sizes = {"train": 200, "held_out": 40, "unseen": 60} if quick else {"train": 2000, "held_out": 200, "unseen": 500}
     seed = random.randrange(2**32)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     write_files(folder, sizes)
     rows = [zero_shot_row(folder)]
     before = held_out_loss(folder, "zero.yaml")
     rows += [{"what": "held-out loss before", "value": round(before, 4)}]
-    rows += [train(folder, "straight", kills=[], chance=chance)]
+    rows += [train(folder, "straight", kills=[], rng=rng)]
     steps = len(log_of(folder / "straight"))
-    kills = sorted(chance.sample(range(1, steps + 1), KILLS))
-    rows += [train(folder, "killed", kills=kills, chance=chance)]
+    kills = sorted(rng.sample(range(1, steps + 1), KILLS))
+    rows += [train(folder, "killed", kills=kills, rng=rng)]
     after = held_out_loss(folder, "straight")
     rows += [{"what": "held-out loss after", "value": round(after, 4)}]
-    rows += [predict(folder, "straight", kills=[], chance=chance)]
-    kills = sorted(chance.sample(range(1, sizes["unseen"] - 32), KILLS))
-    rows += [predict(folder, "killed", kills=kills, chance=chance)]
+    rows += [predict(folder, "straight", kills=[], rng=rng)]
+    kills = sorted(rng.sample(range(1, sizes["unseen"] - 32), KILLS))
+    rows += [predict(folder, "killed", kills=kills, rng=rng)]
     runs = folder / "killed", folder / "straight"
     evaluations = (json.loads((run / "manifest.json").read_text(encoding="utf8"))["evaluations"] for run in runs)
     answers = ((folder / f"{run.name}.jsonl").read_bytes().splitlines() for run in runs)
@@ -128,9 +128,9 @@ def held_out_loss(folder: Path, source: str) -> float:
     return float(json.loads(partita(folder, *words))["model"]["loss"])
 
 
-def train(folder: Path, run: str, *, kills: list[int], chance: random.Random) -> Row:
+def train(folder: Path, run: str, *, kills: list[int], rng: random.Random) -> Row:
     words = ["train", "lora.yaml", "--run", run]
-    seconds = start_again(folder, words, watched=f"{run}/log.jsonl", kills=kills, chance=chance)
+    seconds = start_again(folder, words, watched=f"{run}/log.jsonl", kills=kills, rng=rng)
     log = log_of(folder / run)
     return {
         "what": f"training, {run}",
@@ -141,11 +141,11 @@ def train(folder: Path, run: str, *, kills: list[int], chance: random.Random) ->
     }
 
 
-def predict(folder: Path, name: str, *, kills: list[int], chance: random.Random) -> Row:
+def predict(folder: Path, name: str, *, kills: list[int], rng: random.Random) -> Row:
     # Both predict with the same run; the weights of the two runs are compared elsewhere.
     words = ["predict", "straight", "--dataset", "unseen.jsonl", "--output", f"{name}.jsonl", "--batch-size", "16"]
     watched = f"straight/journal/{name}-*"
-    seconds = start_again(folder, [*words, "--json"], watched=watched, kills=kills, chance=chance)
+    seconds = start_again(folder, [*words, "--json"], watched=watched, kills=kills, rng=rng)
     rows = read_rows(folder / f"{name}.jsonl")
     tokens = sum(row["tokens"] or 0 for row in rows)
     return {
@@ -157,7 +157,7 @@ def predict(folder: Path, name: str, *, kills: list[int], chance: random.Random)
     }
 
 
-def start_again(folder: Path, words: list[str], *, watched: str, kills: list[int], chance: random.Random) -> float:
+def start_again(folder: Path, words: list[str], *, watched: str, kills: list[int], rng: random.Random) -> float:
     """Run a command, killed shortly after the watched file has these numbers of lines; return the total seconds."""
     started = time.perf_counter()
     for lines in kills:
@@ -168,7 +168,7 @@ def start_again(folder: Path, words: list[str], *, watched: str, kills: list[int
             if process.poll() is not None:
                 sys.exit(f"{words} ended before it could be killed at {lines}")
             time.sleep(0.005)
-        time.sleep(chance.uniform(0, 1))
+        time.sleep(rng.uniform(0, 1))
         process.send_signal(signal.SIGKILL)
         process.wait()
     partita(folder, *words)

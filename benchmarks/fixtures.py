@@ -23,17 +23,17 @@ TRL = "1.16.0"
 """Version of the peer of several benchmarks."""
 
 
-def words(chance: random.Random, count: int) -> str:
-    return " ".join(chance.choices(WORDS, k=count))
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choices(WORDS, k=count))
 
 
 def snli_rows(count: int, *, seed: int = 0) -> Iterator[dict[str, Any]]:
     """Yield rows with a premise, a claim and a label."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for number in range(count):
-        premise = words(chance, max(3, round(chance.lognormvariate(2.5, 0.4))))
-        claim = words(chance, max(2, round(chance.lognormvariate(1.9, 0.35))))
-        label = chance.choice(("entailment", "neutral", "contradiction"))
+        premise = words(rng, max(3, round(rng.lognormvariate(2.5, 0.4))))
+        claim = words(rng, max(2, round(rng.lognormvariate(1.9, 0.35))))
+        label = rng.choice(("entailment", "neutral", "contradiction"))
         yield {"number": number, "premise": premise, "claim": claim, "label": label}
 
 
@@ -72,11 +72,11 @@ def make_model(folder: Path, *, vocabulary: int = 2000, context: int = LONGEST) 
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = ["<pad>", "<s>", "</s>"]
-    chance = random.Random(0)
+    rng = random.Random(0)
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator((words(chance, 50) for _ in range(400)), trainer)
+    bpe.train_from_iterator((words(rng, 50) for _ in range(400)), trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=context
     )

@@ -171,17 +171,17 @@ def documents(folder: Path, quick: bool) -> Result:
 def write_documents(folder: Path, *, count: int) -> None:
     """Write documents.jsonl: prompts with eight questions about each document, in mixed order."""
     words = " ".join(row["prompt"] for row in read_rows(folder / "rows.jsonl")).split()
-    chance = random.Random(0)
+    rng = random.Random(0)
 
     def some_words(number: int) -> str:
-        start = chance.randrange(len(words) - number)
+        start = rng.randrange(len(words) - number)
         return " ".join(words[start : start + number])
 
     prompts = []
     for _ in range(count):
         document = some_words(250)
-        prompts += [f"{document} Question: {some_words(chance.randint(4, 12))}" for _ in range(8)]
-    chance.shuffle(prompts)
+        prompts += [f"{document} Question: {some_words(rng.randint(4, 12))}" for _ in range(8)]
+    rng.shuffle(prompts)
     lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
     (folder / f"{DOCUMENTS}.jsonl").write_text("".join(lines), encoding="utf8")
 
@@ -406,8 +406,8 @@ def questions(folder: str | Path, work: str, count: int | None = None) -> tuple[
         prompts = prompts[:: len(prompts) // count]
     if work != "mixed":
         return prompts, [NEW_TOKENS] * len(prompts)
-    chance = random.Random(1)
-    return prompts, [min(256, max(2, round(chance.lognormvariate(3.6, 0.9)))) for _ in prompts]
+    rng = random.Random(1)
+    return prompts, [min(256, max(2, round(rng.lognormvariate(3.6, 0.9)))) for _ in prompts]
 
 
 def measured(

@@ -59,7 +59,7 @@ def training(folder: Path, quick: bool) -> Result:
     counted over the epochs.
     """
     count, kills = (600, 2) if quick else (2400, 10)
-    seed, chance = new_chance()
+    seed, rng = new_chance()
     rows = list(snli_rows(count))
     path = write_rows(folder / "rows.jsonl", rows)
     shards = write_shards(folder / "shards", rows, 4)
@@ -74,7 +74,7 @@ def training(folder: Path, quick: bool) -> Result:
     for kind, data in kinds.items():
         config = training_config(model, data, count)
         import_all()
-        table.append(kill_training(folder / kind.split(",")[0], kind, config, count, kills, chance))
+        table.append(kill_training(folder / kind.split(",")[0], kind, config, count, kills, rng))
     limits = [
         Limit("losses, batches or checkpoints that differ", sum(row["differences"] for row in table), 0, "max"),
         Limit("rows lost or doubled", sum(row["lost"] + row["doubled"] for row in table), 0, "max"),
@@ -92,17 +92,17 @@ def training_config(model: Path, data: Row, count: int) -> Row:
     return settings(model, data | {"loader": {"workers": 2}}, batch_size=16, **changes)
 
 
-def kill_training(folder: Path, kind: str, config: Row, count: int, kills: int, chance: random.Random) -> Row:
+def kill_training(folder: Path, kind: str, config: Row, count: int, kills: int, rng: random.Random) -> Row:
     """Train once without interruption and once with kills; return the row of the table."""
     folder.mkdir()
     started = time.perf_counter()
     straight, killed = folder / "straight", folder / "killed"
     run_fork(partial(train, config, straight))
     steps = len(log_of(straight))
-    saving = chance.sample(range(kills), kills // 2)
+    saving = rng.sample(range(kills), kills // 2)
     found = Counter[str]()
-    for number, step in enumerate(sorted(chance.sample(range(1, steps - 5), kills))):
-        found += kill_at(config, killed, step, in_checkpoint=number in saving, chance=chance)
+    for number, step in enumerate(sorted(rng.sample(range(1, steps - 5), kills))):
+        found += kill_at(config, killed, step, in_checkpoint=number in saving, rng=rng)
     run_fork(partial(train, config, killed))
     wanted, taken = records(straight), records(killed)
     right = {record["step"]: record["hash"] for record in wanted}
@@ -142,9 +142,9 @@ def train(config: Row, run: Path) -> None:
     Model(config, quiet=True).train(run=run)
 
 
-def kill_at(config: Row, run: Path, step: int, *, in_checkpoint: bool, chance: random.Random) -> Counter[str]:
+def kill_at(config: Row, run: Path, step: int, *, in_checkpoint: bool, rng: random.Random) -> Counter[str]:
     """Kill an attempt shortly after a step, or while it writes the next checkpoint."""
-    moment = chance.uniform(0, 0.1)
+    moment = rng.uniform(0, 0.1)
     reached: list[float] = []
 
     def due() -> bool:
@@ -152,7 +152,7 @@ def kill_at(config: Row, run: Path, step: int, *, in_checkpoint: bool, chance: r
             reached.append(time.perf_counter() + moment)
         return bool(reached) and time.perf_counter() >= reached[0] and (not in_checkpoint or unfinished(run))
 
-    delay = chance.uniform(0, 0.002) if in_checkpoint else 0.0
+    delay = rng.uniform(0, 0.002) if in_checkpoint else 0.0
     killed = kill_when(fork(partial(train, config, run)), due, delay=lambda: delay)
     return Counter({"kills": int(killed), "while saving": int(killed and unfinished(run))})
 
@@ -222,13 +222,13 @@ def prediction(folder: Path, quick: bool) -> Result:
 
 def killed_often(slots: int, *, kills: int) -> Row:
     """Kill a prediction at random moments until it ends; return its row of the table."""
-    seed, chance = new_chance()
+    seed, rng = new_chance()
     names = [f"{kind}{slots}" for kind in ("straight", "killed")]
     straight = attempt(names[0], slots)
     killed = tokens = 0
     while killed < kills:
         # The remaining work shrinks: moments are drawn uniformly from the rest.
-        after = chance.uniform(0.3, 1.0) * straight["seconds"] / (kills + 1) * 1.5
+        after = rng.uniform(0.3, 1.0) * straight["seconds"] / (kills + 1) * 1.5
         found = attempt(names[1], slots, kill_after=after)
         tokens += found["tokens"]
         if not found["killed"]:
@@ -251,10 +251,10 @@ def killed_often(slots: int, *, kills: int) -> Row:
 
 def write_questions(path: Path, count: int) -> int:
     """Write questions; return their total number of tokens."""
-    chance = random.Random(1)
+    rng = random.Random(1)
     rows: list[Row] = []
     for number in range(count):
-        question = " ".join(f"w{chance.randrange(200)}" for _ in range(chance.randint(3, 60)))
+        question = " ".join(f"w{rng.randrange(200)}" for _ in range(rng.randint(3, 60)))
         rows.append({"number": number, "question": question, "answer": "w1"})
     write_rows(path, rows)
     return sum(len(row["question"].split()) for row in rows)
@@ -309,13 +309,13 @@ def self_training(folder: Path, quick: bool) -> Result:
     of an uninterrupted job.
     """
     dialogues, each = (80, 1) if quick else (400, 3)
-    seed, chance = new_chance()
+    seed, rng = new_chance()
     import_all()
     os.chdir(folder)
     shutil.copy(ROOT / "tests" / "framework" / "simulation" / "worlds_of_tests.py", folder)
     write_dialogues(Path("rows.jsonl"))
     run_fork(partial(train_rounds, "straight", dialogues))
-    wanted = kill_points(chance, dialogues, each=each)
+    wanted = kill_points(rng, dialogues, each=each)
     reached = [point for point in wanted if killed_in(point, dialogues)]
     run_fork(partial(train_rounds, "killed", dialogues))
     differences = compare_rounds(Path("straight"), Path("killed"))
@@ -344,17 +344,17 @@ class KillPoint(NamedTuple):
     delay: float
 
 
-def kill_points(chance: random.Random, dialogues: int, *, each: int) -> list[KillPoint]:
+def kill_points(rng: random.Random, dialogues: int, *, each: int) -> list[KillPoint]:
     """Return points in the order in which a job reaches them."""
-    found = [KillPoint("data", "log.jsonl", lines, chance.uniform(0, 0.05)) for lines in (2, 6)]
+    found = [KillPoint("data", "log.jsonl", lines, rng.uniform(0, 0.05)) for lines in (2, 6)]
     for number in range(1, ROUNDS + 1):
         kinds = (
             ("dialogues", f"rounds/{number}/transcripts/.predicted.jsonl", dialogues - 30),
             ("steps", f"rounds/{number}/log.jsonl", 9),
         )
         for name, file, most in kinds:
-            lines = sorted(chance.sample(range(2, most), each))
-            found += [KillPoint(name, file, line, chance.uniform(0, 0.05)) for line in lines]
+            lines = sorted(rng.sample(range(2, most), each))
+            found += [KillPoint(name, file, line, rng.uniform(0, 0.05)) for line in lines]
     return found
 
 
@@ -450,7 +450,7 @@ def ranks(folder: Path, quick: bool) -> Result:
     All results are compared with an uninterrupted job of one process.
     """
     kills = {"training": 2, "predictions": 1, "scores": 1} if quick else {"training": 11, "predictions": 6, "scores": 3}
-    seed, chance = new_chance()
+    seed, rng = new_chance()
     import_all()
     config = ranks_config(folder)
     straight, killed = folder / "straight", folder / "killed"
@@ -458,7 +458,7 @@ def ranks(folder: Path, quick: bool) -> Result:
     for work, (job, files, most) in jobs(folder, config).items():
         must_run_ranks(1, partial(on_rank, job, straight))
         shares = [number / kills[work] for number in range(kills[work])]
-        found = [kill_rank(partial(on_rank, job, killed), killed, files, most, chance, share) for share in shares]
+        found = [kill_rank(partial(on_rank, job, killed), killed, files, most, rng, share) for share in shares]
         must_run_ranks(2, partial(on_rank, job, killed))
         hits = [one for one in found if one is not None]
         table.append(
@@ -525,13 +525,13 @@ def on_rank(job: Callable[[Path], None], run: Path, rank: int) -> None:
 
 
 def kill_rank(
-    work: Callable[[int], None], run: Path, files: str, most: int, chance: random.Random, share: float
+    work: Callable[[int], None], run: Path, files: str, most: int, rng: random.Random, share: float
 ) -> Ended | None:
     """Run a job with a kill shortly after this fraction of the work; return None if it ended before."""
-    number = chance.choice((2, 4))
-    lines = max(1, round(most * min(0.97, share + chance.uniform(0, 0.1))))
-    delay = chance.uniform(0, 0.1) if most else chance.uniform(0.2, 1.2)
-    kill = Kill(chance.randrange(number), lambda: count_lines(run, files) >= lines, delay, "journal" in files)
+    number = rng.choice((2, 4))
+    lines = max(1, round(most * min(0.97, share + rng.uniform(0, 0.1))))
+    delay = rng.uniform(0, 0.1) if most else rng.uniform(0.2, 1.2)
+    kill = Kill(rng.randrange(number), lambda: count_lines(run, files) >= lines, delay, "journal" in files)
     ended = run_ranks(number, work, kill=kill)
     return ended if ended.status[kill.rank] == 9 else None
 

@@ -105,32 +105,32 @@ def group_by_length(lengths: Lengths, *, batch_size: int, seed: int) -> list[Bat
 
 def allennlp_bucket(lengths: Lengths, *, batch_size: int, seed: int, noise: float = 0.1) -> list[Batch]:
     """Sort all rows by their length, each with noise of up to 10 %; split; shuffle the batches."""
-    chance = random.Random(seed)
-    batches = cut(noisy_order(lengths, noise, chance), batch_size)
-    chance.shuffle(batches)
+    rng = random.Random(seed)
+    batches = cut(noisy_order(lengths, noise, rng), batch_size)
+    rng.shuffle(batches)
     return batches
 
 
 def allennlp_max_tokens(lengths: Lengths, *, max_tokens: int, seed: int, noise: float = 0.1) -> list[Batch]:
     """Sort as `allennlp_bucket`, and end a batch when one more row would make it too large; an empty batch precedes a
     first row that is too long for any batch."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     batches: list[Batch] = []
     batch: Batch = []
     longest = 0
-    for row in noisy_order(lengths, noise, chance):
+    for row in noisy_order(lengths, noise, rng):
         if max(longest, lengths[row]) * (len(batch) + 1) > max_tokens:
             batches.append(batch)
             batch, longest = [], 0
         batch.append(row)
         longest = max(longest, int(lengths[row]))
     batches.append(batch)
-    chance.shuffle(batches)
+    rng.shuffle(batches)
     return batches
 
 
-def noisy_order(lengths: Lengths, noise: float, chance: random.Random) -> list[int]:
-    noisy = [length + chance.uniform(-length * noise, length * noise) for length in lengths.tolist()]
+def noisy_order(lengths: Lengths, noise: float, rng: random.Random) -> list[int]:
+    noisy = [length + rng.uniform(-length * noise, length * noise) for length in lengths.tolist()]
     return sorted(range(len(noisy)), key=noisy.__getitem__)
 
 
@@ -142,7 +142,7 @@ def parlai_batch_cache(
     Rows go to the first bucket at most `spread` - 1 tokens away. While rows arrive, batches leave random buckets;
     after the last row, earlier batches are chosen repeatedly, so that rows are repeated and lost.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     buckets: dict[int, Batch] = {}
     made: list[Batch] = []
     served: list[Batch] = []
@@ -159,10 +159,10 @@ def parlai_batch_cache(
             near_bucket(buckets, int(lengths[row]), spread).append(row)
             cached += 1
         if ended:
-            served.append(chance.choice(made))
+            served.append(rng.choice(made))
             continue
         full = full_buckets(buckets, batch_size)
-        length = chance.choice(full or [max(buckets, key=lambda length: len(buckets[length]))])
+        length = rng.choice(full or [max(buckets, key=lambda length: len(buckets[length]))])
         batch, buckets[length] = buckets[length][:batch_size], buckets[length][batch_size:]
         cached -= len(batch)
         made.append(batch)
@@ -183,7 +183,7 @@ def near_bucket(buckets: dict[int, Batch], length: int, spread: int) -> Batch:
 def parlai_dynamic(lengths: Lengths, *, max_tokens: int, seed: int, buffer: int = 1021) -> list[Batch]:
     """Batch as ParlAI's full dynamic batching: a sorted buffer of 1,021 rows; downwards from a random position, as many
     rows as fit the budget with widths and sizes in multiples of 8, less those above a multiple of 4."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     waiting = iter(range(len(lengths)))
     held: list[int] = []
     batches: list[Batch] = []
@@ -192,8 +192,8 @@ def parlai_dynamic(lengths: Lengths, *, max_tokens: int, seed: int, buffer: int 
         held += islice(waiting, buffer - len(held))
         if not held:
             return batches
-        held.sort(key=lambda row: (widths[row], chance.random()))
-        place = chance.randrange(len(held))
+        held.sort(key=lambda row: (widths[row], rng.random()))
+        place = rng.randrange(len(held))
         while place < len(held) - 1 and widths[held[place]] == widths[held[place + 1]]:
             place += 1
         batch: Batch = []

@@ -44,9 +44,9 @@ def memory(folder: Path, quick: bool) -> Result:
 
 
 def write_questions(path: Path, count: int) -> None:
-    chance = random.Random(1)
+    rng = random.Random(1)
     words = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u")]
-    questions = (" ".join(chance.choices(words, k=chance.randint(3, 20))) for _ in range(count))
+    questions = (" ".join(rng.choices(words, k=rng.randint(3, 20))) for _ in range(count))
     write_rows(
         path,
         (

@@ -159,13 +159,13 @@ def write_inputs(folder: Path, *, layers: int | None = None, vocabulary: int | N
     make_model(folder / "model", context=512)
     if layers is not None:
         call(write_model, folder, layers, vocabulary)
-    chance = random.Random(0)
+    rng = random.Random(0)
 
     def ids(shortest: int, longest: int) -> list[int]:
-        return [chance.randrange(3, 250) for _ in range(chance.randint(shortest, longest))]
+        return [rng.randrange(3, 250) for _ in range(rng.randint(shortest, longest))]
 
     def pair(prompt: tuple[int, int], chosen: tuple[int, int], rejected: tuple[int, int]) -> Row:
-        good = chance.random() < 0.5
+        good = rng.random() < 0.5
         answers = {"chosen_ids": ids(*chosen), "rejected_ids": ids(*rejected)}
         return {"prompt_ids": ids(*prompt), **answers, "good": good, "margin": len(answers["chosen_ids"]) / 20}
 

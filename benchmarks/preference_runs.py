@@ -209,20 +209,20 @@ def gradient_difference(start: Path, one: Path, other: Path) -> float:
 def write_data(folder: Path) -> None:
     """Write a model, and pairs and labelled answers for training and evaluation."""
     make_model(folder / "model", context=512)
-    chance = random.Random(0)
+    rng = random.Random(0)
     for end, count in (("", STEPS * PAIRS_OF_STEP), ("-2", 24)):
         pairs = [
             {
-                "prompt": words(chance, chance.randint(5, 30)),
-                "chosen": words(chance, chance.randint(2, 12)),
-                "rejected": words(chance, chance.randint(2, 12)),
+                "prompt": words(rng, rng.randint(5, 30)),
+                "chosen": words(rng, rng.randint(2, 12)),
+                "rejected": words(rng, rng.randint(2, 12)),
             }
             for _ in range(count)
         ]
         write_rows(folder / f"pairs{end}.jsonl", pairs)
         write_rows(
             folder / f"labelled{end}.jsonl",
-            [{"prompt": row["prompt"], "completion": row["chosen"], "good": chance.random() < 0.6} for row in pairs],
+            [{"prompt": row["prompt"], "completion": row["chosen"], "good": rng.random() < 0.6} for row in pairs],
         )
 
 
@@ -238,14 +238,14 @@ def kills(folder: Path, quick: bool) -> Result:
     """
     write_data(folder)
     import_all()
-    seed, chance = new_chance()
+    seed, rng = new_chance()
     cases: dict[str, tuple[str, Row]] = {
         "dpo, references before": ("dpo", {"references": "before"}),
         "dpo, references in steps": ("dpo", {"references": "in_step"}),
         "kto, references before": ("kto", {"references": "before"}),
     }
     table = [
-        kill_run(folder, case, name, changes, kills=2 if quick else KILLS, chance=chance)
+        kill_run(folder, case, name, changes, kills=2 if quick else KILLS, rng=rng)
         for case, (name, changes) in cases.items()
     ]
     return [*table, {"run": f"random moments drawn with seed {seed}"}], [
@@ -255,7 +255,7 @@ def kills(folder: Path, quick: bool) -> Result:
     ]
 
 
-def kill_run(folder: Path, case: str, name: str, changes: Row, *, kills: int, chance: random.Random) -> Row:
+def kill_run(folder: Path, case: str, name: str, changes: Row, *, kills: int, rng: random.Random) -> Row:
     """Train once without and once with kills; return the row of the table."""
     from safetensors.torch import load_file
 
@@ -265,8 +265,8 @@ def kill_run(folder: Path, case: str, name: str, changes: Row, *, kills: int, ch
     straight, killed = (folder / f"{case} {way}".replace(" ", "-") for way in ("straight", "killed"))
     run_fork(partial(train, config, straight, steps))
     found = Counter[str]()
-    for step in sorted(chance.sample(range(steps - 3), kills)):
-        found["kills"] += kill_after(partial(train, config, killed, steps), killed, step, chance.uniform(0, 0.1))
+    for step in sorted(rng.sample(range(steps - 3), kills)):
+        found["kills"] += kill_after(partial(train, config, killed, steps), killed, step, rng.uniform(0, 0.1))
     run_fork(partial(train, config, killed, steps))
     one, other = (load_file(run / "model" / "adapter_model.safetensors") for run in (straight, killed))
     logs = [{record["step"]: record | {"seconds": None} for record in log_of(run)} for run in (straight, killed)]

@@ -74,12 +74,12 @@ def write_run(folder: Path, kind: "Kind", *, steps: int, rows: int, has_base: bo
     }
     (folder / "manifest.json").write_text(json.dumps(sealed(manifest)), encoding="utf8")
     (folder / "config.yaml").write_text(json.dumps(kind.config), encoding="utf8")
-    chance = random.Random(1)
+    rng = random.Random(1)
     with (folder / "log.jsonl").open("w", encoding="utf8") as file:
-        file.writelines(json.dumps(step_of(step, chance) | kind.metrics(chance)) + "\n" for step in range(1, steps + 1))
+        file.writelines(json.dumps(step_of(step, rng) | kind.metrics(rng)) + "\n" for step in range(1, steps + 1))
     for is_base in (False, True) if has_base else (False,):
         header = EvaluationHeader("test", "base" if is_base else "result", "f00d", steps, kind.outputs)
-        results = (kind.row(index, chance, 0.3 if is_base else 0.9) for index in range(rows))
+        results = (kind.row(index, rng, 0.3 if is_base else 0.9) for index in range(rows))
         path = evaluation_path(folder, "test", base=is_base)
         path.parent.mkdir(exist_ok=True)
         with path.open("wb") as file:
@@ -88,49 +88,49 @@ def write_run(folder: Path, kind: "Kind", *, steps: int, rows: int, has_base: bo
     return folder
 
 
-def step_of(step: int, chance: random.Random) -> Row:
+def step_of(step: int, rng: random.Random) -> Row:
     return {
         "step": step,
         "epoch": step / 1000,
-        "loss": 6 / math.sqrt(step) + 0.1 * chance.random(),
+        "loss": 6 / math.sqrt(step) + 0.1 * rng.random(),
         "learning_rate": 1e-4,
-        "gradient_norm": chance.lognormvariate(0, 0.5),
+        "gradient_norm": rng.lognormvariate(0, 0.5),
         "rows": 16,
         "loss_tokens": 32,
-        "tokens": chance.randint(300, 500),
+        "tokens": rng.randint(300, 500),
         "padding": 0.096983,
-        "seconds": round(0.05 + 0.01 * chance.random(), 4),
-        "batch_hash": f"{chance.getrandbits(64):016x}",
+        "seconds": round(0.05 + 0.01 * rng.random(), 4),
+        "batch_hash": f"{rng.getrandbits(64):016x}",
     }
 
 
-def classified(index: int, chance: random.Random, share: float) -> RecordedRow:
+def classified(index: int, rng: random.Random, share: float) -> RecordedRow:
     """Return a row of the classifier; `share` of them are right."""
-    reference = chance.choice(LABELS)
-    value = reference if chance.random() < share else chance.choice(LABELS)
+    reference = rng.choice(LABELS)
+    value = reference if rng.random() < share else rng.choice(LABELS)
     result = {"team": OutputResult(reference, value, reference == value)}
-    return RecordedRow(f"rows.jsonl:{index}", words(chance, 20), value, round(chance.random(), 6), 3, result)
+    return RecordedRow(f"rows.jsonl:{index}", words(rng, 20), value, round(rng.random(), 6), 3, result)
 
 
-def compared(index: int, chance: random.Random, share: float) -> RecordedRow:
+def compared(index: int, rng: random.Random, share: float) -> RecordedRow:
     """Return a pair; in `share` of them the chosen answer is preferred."""
-    rewards = sorted((chance.gauss(0, 1), chance.gauss(0, 1)), reverse=chance.random() < share)
+    rewards = sorted((rng.gauss(0, 1), rng.gauss(0, 1)), reverse=rng.random() < share)
     numbers = {"rewards/chosen": rewards[0], "rewards/rejected": rewards[1]}
-    numbers |= {"logps/chosen": -50 * chance.random(), "logps/rejected": -50 * chance.random()}
-    of_row = numbers | {"rejected": words(chance, chance.randint(3, 20))}
-    result = {"answer": OutputResult(words(chance, chance.randint(3, 20)), None, None, of_row=of_row)}
-    return RecordedRow(f"rows.jsonl:{index}", words(chance, 20), None, chance.random(), 40, result)
+    numbers |= {"logps/chosen": -50 * rng.random(), "logps/rejected": -50 * rng.random()}
+    of_row = numbers | {"rejected": words(rng, rng.randint(3, 20))}
+    result = {"answer": OutputResult(words(rng, rng.randint(3, 20)), None, None, of_row=of_row)}
+    return RecordedRow(f"rows.jsonl:{index}", words(rng, 20), None, rng.random(), 40, result)
 
 
-def words(chance: random.Random, count: int) -> str:
-    return " ".join(f"word{chance.randint(0, 999)}" for _ in range(count))
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(f"word{rng.randint(0, 999)}" for _ in range(count))
 
 
-def pair_metrics(chance: random.Random) -> Row:
+def pair_metrics(rng: random.Random) -> Row:
     """Return the metrics that training on pairs logs in a step."""
     names = ("chosen", "rejected", "accuracies", "margins")
-    metrics = {f"rewards/{name}": chance.random() for name in names}
-    return metrics | {"logps/chosen": -chance.random(), "logps/rejected": -chance.random(), "chosen_falls": 0.5}
+    metrics = {f"rewards/{name}": rng.random() for name in names}
+    return metrics | {"logps/chosen": -rng.random(), "logps/rejected": -rng.random(), "chosen_falls": 0.5}
 
 
 @dataclass(frozen=True)

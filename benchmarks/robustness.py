@@ -96,10 +96,10 @@ class Ended:
 
 def make_material(folder: Path) -> None:
     """Create a killed run, a finished one, a saved model, half a prediction and half a simulation."""
-    chance = random.Random(DAMAGE_SEED)
+    rng = random.Random(DAMAGE_SEED)
     rows = []
     for _ in range(48):
-        colour, number = chance.choice(COLOURS), chance.randint(1, 4)
+        colour, number = rng.choice(COLOURS), rng.randint(1, 4)
         rows.append({"text": f"{number} {colour} balls", "colour": colour})
     write_rows(folder / "rows.jsonl", rows)
     write_rows(folder / "asked.jsonl", rows[:16])
@@ -222,11 +222,11 @@ def damaged_often(material: Path, case: Path, count: int) -> list[dict[str, Any]
         right[target] = result_of(case / target.result)
     kinds = sorted(found)
     for number in range(count):
-        chance = random.Random(f"{DAMAGE_SEED} {number}")
+        rng = random.Random(f"{DAMAGE_SEED} {number}")
         # Each kind equally often, regardless of its number of files.
-        target = chance.choice([target for target in chosen if target.kind == kinds[number % len(kinds)]])
+        target = rng.choice([target for target in chosen if target.kind == kinds[number % len(kinds)]])
         restore(material, case)
-        what = damage_file(chance.choice(sorted(path for path in case.glob(target.files) if path.is_file())), chance)
+        what = damage_file(rng.choice(sorted(path for path in case.glob(target.files) if path.is_file())), rng)
         ended = command(case, target.command)
         outcome = judge(ended, target, case, right[target])
         found[target.kind].update(("damages", outcome))
@@ -243,13 +243,13 @@ def restore(material: Path, case: Path) -> None:
     shutil.copytree(material, case)
 
 
-def damage_file(path: Path, chance: random.Random) -> str:
+def damage_file(path: Path, rng: random.Random) -> str:
     """Damage a file; return how."""
     data = bytearray(path.read_bytes())
-    place = chance.randrange(len(data))
-    how = chance.choice(("bit flipped", "cut off", "tail zeroed"))
+    place = rng.randrange(len(data))
+    how = rng.choice(("bit flipped", "cut off", "tail zeroed"))
     if how == "bit flipped":
-        data[place] ^= 1 << chance.randrange(8)
+        data[place] ^= 1 << rng.randrange(8)
     elif how == "cut off":
         del data[place:]
     else:

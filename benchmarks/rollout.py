@@ -129,8 +129,8 @@ class Guide:
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[list[dict[str, str]], dict[str, Any]]:
         """Return the system message and the first message; `seed` is not used, since the loop has none."""
-        self.chance = random.Random(task["number"])
-        self.turns = min(10, 2 + int(self.chance.expovariate(0.5)))
+        self.rng = random.Random(task["number"])
+        self.turns = min(10, 2 + int(self.rng.expovariate(0.5)))
         system = {"role": "system", "content": " ".join(self.texts[0][:40])}
         return [system, {"role": "user", "content": self.words("")}], {}
 
@@ -141,8 +141,8 @@ class Guide:
 
     def words(self, heard: str) -> str:
         """Return a part of a text, and a number that depends on the answer."""
-        text = self.chance.choice(self.texts)
-        start, count = self.chance.randrange(len(text)), self.chance.randint(8, 30)
+        text = self.rng.choice(self.texts)
+        start, count = self.rng.randrange(len(text)), self.rng.randint(8, 30)
         return " ".join([str(zlib.crc32(heard.encode()) % 1000), *text[start : start + count]])
 
     def close(self) -> None:

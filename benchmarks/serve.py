@@ -98,8 +98,8 @@ def in_turns(processes: Sequence[subprocess.Popen[Any]], jobs: Sequence[Callable
 
 
 def warm_up_rows(count: int = CLIENTS) -> list[Row]:
-    chance = random.Random(9)
-    return [{"prompt": words(chance, chance.randint(5, 60))} for _ in range(count)]
+    rng = random.Random(9)
+    return [{"prompt": words(rng, rng.randint(5, 60))} for _ in range(count)]
 
 
 def predict_all(folder: str, name: str) -> Row:
@@ -274,11 +274,11 @@ def first_token(folder: Path, quick: bool) -> Result:
     prefill = call(prefill_seconds, folder, prompts[:32])
     seconds: dict[int, list[float]] = {1: [], 8: []}
     options = ("--batch-size", "8", "--context", "512", "--quiet")
-    chance = random.Random(0)
+    rng = random.Random(0)
     with partita_server(config, *options, log=folder / "server.log") as server:
         for _ in range(2 if quick else 6):
             for clients in seconds:
-                chance.shuffle(prompts)
+                rng.shuffle(prompts)
                 seconds[clients] += first_tokens(server, clients, prompts, 24 // min(clients, 3))
     one, eight = (percentile(found, 0.95) for found in seconds.values())
     rows = [
@@ -310,10 +310,10 @@ def first_tokens(server: ServerProcess, clients: int, prompts: list[str], count:
     """Return the times to the first token of `count` streams of each client."""
 
     def client(number: int) -> list[float]:
-        chance, times = random.Random(number), []
+        rng, times = random.Random(number), []
         connection = server.connection()
         for index in range(count):
-            time.sleep(chance.uniform(0, 0.3))
+            time.sleep(rng.uniform(0, 0.3))
             prompt = prompts[(number * count + index) % len(prompts)]
             started = time.perf_counter()
             parts = pieces(connection, "/v1/completions", {"prompt": prompt, "max_tokens": NEW_TOKENS})

@@ -156,12 +156,12 @@ def stop(folder: Path, quick: bool) -> Result:
     refused once the server does not listen any more are counted separately.
     """
     path = write_chat_model(folder)
-    chance = random.Random(0)
+    rng = random.Random(0)
     found, statuses, slowest = Counter[str](), Counter[int](), 0.0
     stops = 4 if quick else STOPS
     for _ in range(stops):
         with partita_server(path, "--batch-size", "8", "--quiet", log=folder / "server.log") as server:
-            stopper = threading.Timer(chance.uniform(0.2, 1.0), server.terminate)
+            stopper = threading.Timer(rng.uniform(0.2, 1.0), server.terminate)
             stopper.start()
             for outcomes in all_clients(16, lambda number: outcomes_of(server, number)):
                 found += outcomes

@@ -103,13 +103,13 @@ def same(folder: Path, quick: bool) -> Result:
     """
     file = config_of(folder, epochs=2 if quick else 4, pruner={"type": "median", "startup_trials": 3})
     seed = random.randrange(2**32)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     whole, killed, four = folder / "whole", folder / "killed", folder / "four"
     run(file, "--folder", whole)
     run(file, "--folder", four, "--workers", WORKERS)
     kills = 0
     while kills < (3 if quick else KILLS):
-        kills += kill(file, killed, chance)
+        kills += kill(file, killed, rng)
     run(file, "--folder", killed)
     rows = [
         compared("one worker", whole, whole),
@@ -125,14 +125,14 @@ def same(folder: Path, quick: bool) -> Result:
     ]
 
 
-def kill(file: Path, folder: Path, chance: random.Random) -> bool:
+def kill(file: Path, folder: Path, rng: random.Random) -> bool:
     """Start a sweep, and kill it at a random step. Return whether it was killed before its end."""
-    words = command(file, "--folder", folder, "--workers", chance.randint(1, WORKERS))
-    before, wanted = steps_of(folder), chance.randrange(MOST_STEPS)
+    words = command(file, "--folder", folder, "--workers", rng.randint(1, WORKERS))
+    before, wanted = steps_of(folder), rng.randrange(MOST_STEPS)
     process = subprocess.Popen(words, cwd=file.parent, env=one_thread(), stdout=subprocess.DEVNULL)
     while process.poll() is None and steps_of(folder) <= before + wanted:
         time.sleep(0.005)
-    time.sleep(chance.random() * 0.2)
+    time.sleep(rng.random() * 0.2)
     process.send_signal(signal.SIGKILL)
     return process.wait() == -signal.SIGKILL
 

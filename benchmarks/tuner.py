@@ -67,20 +67,20 @@ class Curve:
     """A device with a model, and the memory of a batch."""
 
     def __init__(self, number: int) -> None:
-        chance = np.random.default_rng([20, number])
+        rng = np.random.default_rng([20, number])
         self.number = number
-        self.free = float(chance.choice([24, 40, 48, 80, 96, 141])) * GB * (1 - chance.uniform(0.05, 0.6))
+        self.free = float(rng.choice([24, 40, 48, 80, 96, 141])) * GB * (1 - rng.uniform(0.05, 0.6))
         self.most_waste = 0.04 if number % 2 else 0.12
-        self.usual_waste = chance.uniform(0, 1)
-        wanted = np.exp(chance.uniform(np.log(16), np.log(16_384)))
-        phases = int(chance.integers(1, 5))
-        self.constants = np.exp(chance.uniform(np.log(0.0005), np.log(0.05), phases)) * self.free
-        self.slopes = self.free / wanted * chance.uniform(0.2, 1, phases)
+        self.usual_waste = rng.uniform(0, 1)
+        wanted = np.exp(rng.uniform(np.log(16), np.log(16_384)))
+        phases = int(rng.integers(1, 5))
+        self.constants = np.exp(rng.uniform(np.log(0.0005), np.log(0.05), phases)) * self.free
+        self.slopes = self.free / wanted * rng.uniform(0.2, 1, phases)
         self.slopes[0] = self.free / wanted
         self.rows = 1 << 20
         fits = self.largest()
-        if chance.random() < 0.2:
-            self.rows = max(4, int(fits * np.exp(-chance.uniform(0, 2))))
+        if rng.random() < 0.2:
+            self.rows = max(4, int(fits * np.exp(-rng.uniform(0, 2))))
         self.true = min(fits, self.rows)
 
     def used(self, rows: int) -> int:
@@ -348,12 +348,12 @@ def fit(folder: str, name: str, room: int) -> Row:
     pipeline = model._backend.parts()
     prompts = [pipeline.lm.tokenizer(row["prompt"])["input_ids"] for row in questions(folder)]
     longest = max(prompts, key=len)
-    chance = random.Random(0)
+    rng = random.Random(0)
     killed = 0
 
     def runs(rows: int) -> bool:
         nonlocal killed
-        others = [chance.sample(longest, len(longest)) for _ in range(rows)]  # equal prompts would be computed once
+        others = [rng.sample(longest, len(longest)) for _ in range(rows)]  # equal prompts would be computed once
         requests = [GenerationRequest(ids, NEW_TOKENS) for ids in others]
         child = os.fork()
         if child == 0:

@@ -25,13 +25,13 @@ OUTPUTS: dict[str, dict[str, Any]] = {
 
 
 def make_rows(count: int, *, seed: int = 0, longest: int = 12) -> list[dict[str, Any]]:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        words = chance.choice(WORDS, int(chance.integers(1, longest))).tolist()
-        label = str(chance.choice(LABELS))
-        words.insert(int(chance.integers(0, len(words) + 1)), label)
-        parts = [name for name in LABELS if name == label or chance.random() < 0.3]
+        words = rng.choice(WORDS, int(rng.integers(1, longest))).tolist()
+        label = str(rng.choice(LABELS))
+        words.insert(int(rng.integers(0, len(words) + 1)), label)
+        parts = [name for name in LABELS if name == label or rng.random() < 0.3]
         rows.append({"text": " ".join(words), "label": label, "parts": ",".join(parts), "length": len(words)})
     return rows
 

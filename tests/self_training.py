@@ -13,8 +13,8 @@ WORLDS = Path(__file__).parent / "framework" / "simulation" / "worlds_of_tests.p
 def fill(folder: Path) -> None:
     """Write the world and 60 dialogues of one turn."""
     shutil.copy(WORLDS, folder)
-    chance = random.Random(0)
-    words = [chance.choice(("red", "green", "blue")) for _ in range(60)]
+    rng = random.Random(0)
+    words = [rng.choice(("red", "green", "blue")) for _ in range(60)]
     turns = [[{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}] for word in words]
     write_json_lines(folder / "rows.jsonl", [{"messages": messages} for messages in turns])
 

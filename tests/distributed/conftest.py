@@ -24,11 +24,11 @@ COLOURS = ("red", "blue", "green")
 
 def make_rows(count: int, *, seed: int) -> list[dict[str, Any]]:
     """Return sentences of very different lengths that contain a colour."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     rows = []
     for number in range(count):
-        colour = chance.choice(COLOURS)
-        text = " ".join(["I see"] * chance.randint(1, 12) + [f"a {colour} ball"])
+        colour = rng.choice(COLOURS)
+        text = " ".join(["I see"] * rng.randint(1, 12) + [f"a {colour} ball"])
         rows.append({"id": f"{seed}-{number}", "text": text, "colour": colour})
     return rows
 

@@ -123,21 +123,21 @@ def test_a_killed_rank_ends_the_job_with_advice(forks: Forks, processes: Any, tm
     assert "Traceback" not in said
 
 
-def killed(chance: random.Random, ranks: int, pattern: str, lines: range) -> dict[str, Any]:
+def killed(rng: random.Random, ranks: int, pattern: str, lines: range) -> dict[str, Any]:
     """Return which rank is killed, and when."""
-    rank, when = chance.randrange(ranks), chance.choice(lines)
-    return {"rank": rank, "pattern": pattern, "lines": when, "delay": chance.uniform(0, 0.03)}
+    rank, when = rng.randrange(ranks), rng.choice(lines)
+    return {"rank": rank, "pattern": pattern, "lines": when, "delay": rng.uniform(0, 0.03)}
 
 
 def test_training_with_killed_ranks_equals_uninterrupted_training(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     folder = processes.prepare(tmp_path / "job", processes.settings())
 
     for ranks, lines in ((2, range(1, 5)), (4, range(4, 8)), (2, range(7, 12))):
-        kill = killed(chance, ranks, "run/log.jsonl", lines)
+        kill = killed(rng, ranks, "run/log.jsonl", lines)
         status = processes.kill(ranks, folder, "train:12", **kill)
         assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert all(status), f"seed {seed}: no rank succeeds after a kill"
@@ -163,7 +163,7 @@ def test_predictions_with_killed_ranks_are_complete_and_unchanged(
     processes: Any, straight: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     folder = tmp_path / "job"
     shutil.copytree(straight[0], folder)
     # All prompts differ: equal prompts would be answered once.
@@ -176,7 +176,7 @@ def test_predictions_with_killed_ranks_are_complete_and_unchanged(
 
     done = 0
     for ranks in (3, 2):
-        kill = killed(chance, ranks, "run/journal/many*.jsonl", range(done + 5, done + 60))
+        kill = killed(rng, ranks, "run/journal/many*.jsonl", range(done + 5, done + 60))
         status = processes.kill(ranks, folder, "predict:many", **kill)
         assert status[kill["rank"]] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert not (folder / "many.out.jsonl").exists()

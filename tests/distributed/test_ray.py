@@ -50,9 +50,9 @@ def address() -> Iterator[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a model, 300 rows, and the configuration of a job."""
     folder = tmp_path_factory.mktemp("ray")
-    chance = random.Random(1)
+    rng = random.Random(1)
     words = [f"w{number}" for number in range(60)]
-    texts = [" ".join(chance.choices(words, k=chance.randint(2, 30))) for _ in range(300)]
+    texts = [" ".join(rng.choices(words, k=rng.randint(2, 30))) for _ in range(300)]
     write_json_lines(folder / "rows.jsonl", [{"text": text, "answer": "w1"} for text in texts])
     base = {"type": "scratch", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     scratch = SETTINGS | {
@@ -144,10 +144,10 @@ def test_prompts_that_begin_alike_share_a_prefill_in_workers(
     pool: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompts, "PREFIX_GROUP_TOKENS", 16)
-    chance = random.Random(2)
+    rng = random.Random(2)
     words = [f"w{number}" for number in range(60)]
-    documents = [" ".join(chance.choices(words, k=24)) for _ in range(4)]
-    texts = [f"{document} {' '.join(chance.choices(words, k=3))}" for document in documents for _ in range(12)]
+    documents = [" ".join(rng.choices(words, k=24)) for _ in range(4)]
+    texts = [f"{document} {' '.join(rng.choices(words, k=3))}" for document in documents for _ in range(12)]
     write_json_lines(folder / "documents.jsonl", [{"text": text, "answer": "w1"} for text in texts])
     result = pool.predict("documents.jsonl", output="shared.jsonl")
     with monkeypatch.context() as patch:
@@ -199,9 +199,9 @@ def test_an_error_in_a_worker_is_assigned_to_its_row(pool: Model, folder: Path) 
 @pytest.mark.long
 def test_a_killed_worker_loses_no_row(pool: Model, alone: bytes, caplog: pytest.LogCaptureFixture) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
-    after = chance.randint(1, 200)
-    killer = when(lambda: answered("killed") >= after, lambda: chance.choice(workers()).kill())
+    rng = random.Random(seed)
+    after = rng.randint(1, 200)
+    killer = when(lambda: answered("killed") >= after, lambda: rng.choice(workers()).kill())
 
     result = pool.predict("rows.jsonl", output="killed.jsonl")
     killer.join()
@@ -378,14 +378,14 @@ def test_a_killed_worker_loses_no_answer_of_best_of(
     folder: Path, address: str, reward: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     changes = {"generation": BEST_OF}
     in_one_process(folder, **changes).predict("rows.jsonl", output="best-alone.jsonl")
-    after = chance.randint(1, 200)
+    after = rng.randint(1, 200)
     others = {process.pid for process in workers()}  # of the models of other tests
 
     def kill() -> None:
-        chance.choice([process for process in workers() if process.pid not in others]).kill()
+        rng.choice([process for process in workers() if process.pid not in others]).kill()
 
     killer = when(lambda: answered("best-killed") >= after, kill)
 

@@ -53,9 +53,9 @@ def test_rounds_equal_those_of_one_process_also_after_a_rank_was_killed(processe
     shutil.copytree(folder, other)
     processes.start(1, folder, "train:8")
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for pattern, lines in (("run/rounds/1/transcripts/.*.jsonl", 6), ("run/rounds/2/log.jsonl", 3)):
-        rank = chance.randrange(2)
+        rank = rng.randrange(2)
         status = processes.kill(2, other, "train:8", rank=rank, pattern=pattern, lines=lines, delay=0.01)
         assert status[rank] == -signal.SIGKILL, f"seed {seed}: {status}"
     result = processes.start(2, other, "train:8")["train:8"]

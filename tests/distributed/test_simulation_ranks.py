@@ -88,13 +88,13 @@ def test_a_job_with_killed_ranks_resumes_with_any_number_of_ranks(
     processes: Any, straight: tuple[Path, dict[str, Any]], folder: Path
 ) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     had = 0
     for ranks in (4, 2, 1):
-        rank = chance.randrange(ranks)
-        lines = had + ranks + chance.randint(2, 25)
+        rank = rng.randrange(ranks)
+        lines = had + ranks + rng.randint(2, 25)
         status = processes.kill(
-            ranks, folder, "simulate:out", rank=rank, pattern="out/.*.jsonl", lines=lines, delay=chance.uniform(0, 0.02)
+            ranks, folder, "simulate:out", rank=rank, pattern="out/.*.jsonl", lines=lines, delay=rng.uniform(0, 0.02)
         )
         assert status[rank] == -signal.SIGKILL, f"seed {seed}: {status}"
         assert all(status), f"seed {seed}: no rank succeeds after a kill"

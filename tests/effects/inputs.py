@@ -259,10 +259,10 @@ def write_hub(folder: Path, made: list[dict[str, Any]]) -> None:
 
 
 def rows(count: int, *, seed: int) -> list[dict[str, Any]]:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     results = []
     for number in range(count):
-        said = [" ".join(chance.choices(WORDS, k=chance.randint(1, 7))) for _ in range(2)]
+        said = [" ".join(rng.choices(WORDS, k=rng.randint(1, 7))) for _ in range(2)]
         results.append({"text": said[0], "answer": said[1], "split": number % 3, "label": number // 2 % 3})
     return results
 

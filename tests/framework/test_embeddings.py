@@ -37,16 +37,16 @@ TEMPERATURE = 0.1
 
 def make_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
     """Return questions, passages with the same words, and passages with other words."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
-        words = chance.choice(WORDS, 4, replace=False).tolist()
-        extra = int(chance.integers(0, 4))
+        words = rng.choice(WORDS, 4, replace=False).tolist()
+        extra = int(rng.integers(0, 4))
         rows.append(
             {
-                "question": " ".join(chance.permutation(words)[:3]),
+                "question": " ".join(rng.permutation(words)[:3]),
                 "passage": "about " + " ".join(words),
-                "other": " ".join(chance.choice(WORDS, 2 + extra, replace=False)),
+                "other": " ".join(rng.choice(WORDS, 2 + extra, replace=False)),
             }
         )
     return rows

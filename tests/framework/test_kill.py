@@ -56,12 +56,12 @@ def train_killed_and_straight(
 ) -> tuple[Path, Path, int]:
     """Return a run killed three times, an uninterrupted run, and the seed of the kills."""
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     (folder / "run.yaml").write_text(yaml.safe_dump(settings), encoding="utf8")
     killed, straight = folder / "killed", folder / "straight"
     attempts = Attempts(forks, folder)
-    for earlier, lines in enumerate(sorted(chance.sample(range(1, steps + 1), 3))):
-        delay = chance.uniform(0, 0.03)
+    for earlier, lines in enumerate(sorted(rng.sample(range(1, steps + 1), 3))):
+        delay = rng.uniform(0, 0.03)
         attempts.kill(
             *("train", "run.yaml", "--run", killed),
             watched=killed / "log.jsonl",
@@ -169,7 +169,7 @@ def test_sigterm_saves_the_step_exits_with_130_and_continues_exactly(
 
 def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, colours: Any, tmp_path: Path) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     settings = colours.config(
         trainer={"type": "none", "batch_size": 8}, generation={"do_sample": True, "temperature": 1.5, "top_p": 0.95}
     )
@@ -184,8 +184,8 @@ def test_prediction_killed_three_times_equals_the_straight_one(forks: Forks, col
 
     output = tmp_path / "killed.jsonl"
     journal = tmp_path / "runs" / "zero" / "journal" / f"killed-{digest(str(output.resolve()))[:12]}.jsonl"
-    for lines in sorted(chance.sample(range(1, 390), 3)):
-        attempts.kill(*words, output.name, watched=journal, lines=lines, delay=chance.uniform(0, 0.01))
+    for lines in sorted(rng.sample(range(1, 390), 3)):
+        attempts.kill(*words, output.name, watched=journal, lines=lines, delay=rng.uniform(0, 0.01))
     for name in (output.name, "straight.jsonl"):
         attempts.end(*words, name)
     assert output.read_bytes() == (tmp_path / "straight.jsonl").read_bytes(), f"seed {seed}"
@@ -202,7 +202,7 @@ def test_best_of_killed_three_times_equals_the_straight_one_and_chooses_no_row_t
     from partita.data.rows import digest
 
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     rows = colours.rows(120, seed=11)
     write_json_lines(tmp_path / "asked.jsonl", [{"text": row["text"]} for row in rows])
     pairs = [{"text": row["text"], "chosen": row["colour"], "rejected": "none"} for row in rows]
@@ -223,8 +223,8 @@ def test_best_of_killed_three_times_equals_the_straight_one_and_chooses_no_row_t
     words = ("predict", "zero.yaml", "--dataset", "asked.jsonl", "--output")
     attempts, output = Attempts(forks, tmp_path), tmp_path / "killed.jsonl"
     journal = tmp_path / "runs" / "zero" / "journal" / f"killed-{digest(str(output.resolve()))[:12]}.jsonl"
-    for lines in sorted(chance.sample(range(2, 115), 3)):
-        attempts.kill(*words, output.name, watched=journal, lines=lines, delay=chance.uniform(0, 0.01))
+    for lines in sorted(rng.sample(range(2, 115), 3)):
+        attempts.kill(*words, output.name, watched=journal, lines=lines, delay=rng.uniform(0, 0.01))
     for name in (output.name, "straight.jsonl"):
         attempts.end(*words, name)
 

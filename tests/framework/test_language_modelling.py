@@ -20,8 +20,8 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "while", "dogs", "ran", "over", 
 
 
 def write_documents(folder: Path, *, count: int = 60) -> Path:
-    chance = np.random.default_rng(0)
-    texts = [" ".join(chance.choice(WORDS, int(chance.integers(2, 60)))) for _ in range(count)]
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, int(rng.integers(2, 60)))) for _ in range(count)]
     path = folder / "docs.jsonl"
     write_json_lines(path, [{"text": text} for text in texts])
     return path

@@ -28,17 +28,17 @@ WORDS = tuple(f"w{number}" for number in range(12))
 
 def make_rows(queries: int, *, seed: int = 0, longest: int = 4) -> list[dict[str, Any]]:
     """Return queries with four documents each, one of which has the query's words."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     rows = []
     for number in range(queries):
-        words = chance.choice(WORDS, 2, replace=False).tolist()
+        words = rng.choice(WORDS, 2, replace=False).tolist()
         for place in range(4):
-            others = chance.choice([word for word in WORDS if word not in words], int(chance.integers(2, longest)))
+            others = rng.choice([word for word in WORDS if word not in words], int(rng.integers(2, longest)))
             document = [*(words if place == 0 else []), *others]
             rows.append(
                 {
                     "query": f"find {' '.join(words)} {number}",
-                    "document": " ".join(chance.permutation(document)),
+                    "document": " ".join(rng.permutation(document)),
                     "relevance": float(place == 0),
                 }
             )

@@ -31,10 +31,10 @@ DIALOGUE = [{"name": "messages", "type": "dialogue"}]
 
 
 def make_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def text(longest: int) -> str:
-        return " ".join(chance.choice(WORDS, int(chance.integers(1, longest))))
+        return " ".join(rng.choice(WORDS, int(rng.integers(1, longest))))
 
     rows = []
     for _ in range(count):

@@ -27,18 +27,18 @@ LIMIT = 24
 
 def make_rows(count: int, *, seed: int = 0, sentences: int = 1) -> list[dict[str, Any]]:
     """Return texts with spans of characters."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     rows = []
     for _ in range(count):
         text, spans = "", []
         for _ in range(sentences):
-            for part in str(chance.choice(SENTENCES)).replace("{", "|{").replace("}", "}|").split("|"):
+            for part in str(rng.choice(SENTENCES)).replace("{", "|{").replace("}", "}|").split("|"):
                 values = {"{p}": (PEOPLE, "PER"), "{l}": (PLACES, "LOC")}
                 if part not in values:
                     text += part
                     continue
                 names, label = values[part]
-                name = str(chance.choice(names))
+                name = str(rng.choice(names))
                 spans.append({"start": len(text), "end": len(text) + len(name), "label": label})
                 text += name
             text += " "

@@ -38,17 +38,17 @@ OUTPUTS: list[dict[str, Any]] = [
 
 def make_dialogues(count: int, *, seed: int = 1) -> list[dict[str, Any]]:
     """Return dialogues in which a guest orders, changes the order, and pays."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     rows = []
     for _ in range(count):
-        first, second = chance.sample(DRINKS, 2)
+        first, second = rng.sample(DRINKS, 2)
         turns = [
             (f"one {first}", {"drink": first}, "serve", f"here is {first}"),
             (f"no {second}", {"drink": second, "changed": True}, "serve", f"here is {second}"),
             ("the bill", {"drink": second, "changed": True}, "close", "bye"),
         ]
         messages: list[dict[str, Any]] = []
-        for question, state, action, reply in turns[: chance.choice((2, 3))]:
+        for question, state, action, reply in turns[: rng.choice((2, 3))]:
             messages.append({"role": "user", "content": question})
             messages.append({"role": "assistant", "content": reply, "state": state, "action": action})
         rows.append({"messages": messages})

@@ -167,13 +167,13 @@ def test_without_an_intact_checkpoint_the_damaged_file_is_reported(tmp_path: Pat
 
 
 def test_every_flipped_bit_in_a_checkpoint_is_detected(tmp_path: Path) -> None:
-    path, chance = write(tmp_path, 3, [optimizer_with_state()]), random.Random(2)
+    path, rng = write(tmp_path, 3, [optimizer_with_state()]), random.Random(2)
     files = sorted(path.iterdir())
     assert "partita-checksums.json" in [file.name for file in files]
     for _ in range(200):
-        file = chance.choice(files)
+        file = rng.choice(files)
         whole = file.read_bytes()
-        place = chance.randrange(8 * len(whole))
+        place = rng.randrange(8 * len(whole))
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
         file.write_bytes(damaged)

@@ -306,8 +306,8 @@ def stratified_splits(values: Sequence[str], shares: Sequence[float], *, seed: i
 
     Rows are sorted by label, in random order by seed within a label, and every 1/share-th row is selected.
     """
-    chance = generator(seed, "split").permutation(len(values))
-    order = np.lexsort((chance, np.unique(np.asarray(values), return_inverse=True)[1]))
+    places = generator(seed, "split").permutation(len(values))
+    order = np.lexsort((places, np.unique(np.asarray(values), return_inverse=True)[1]))
     validation, test = shares
     split_N = np.zeros(len(values), dtype=np.int8)
     held_out = every(order, validation + test)

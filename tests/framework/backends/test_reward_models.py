@@ -31,11 +31,11 @@ BEST = {"max_new_tokens": 4, "min_new_tokens": 2, "do_sample": True, "temperatur
 
 def pairs(count: int) -> list[dict[str, str]]:
     """Return pairs of which the better answer has the word red."""
-    chance = random.Random(1)
-    answers = [[chance.choice(WORDS[1:]) for _ in range(3)] for _ in range(count)]
+    rng = random.Random(1)
+    answers = [[rng.choice(WORDS[1:]) for _ in range(3)] for _ in range(count)]
     return [
         {
-            "question": " ".join(chance.choices(WORDS, k=1 + number % 4)),
+            "question": " ".join(rng.choices(WORDS, k=1 + number % 4)),
             "chosen": " ".join(["red", *answer[1:]]),
             "rejected": " ".join(answer),
         }

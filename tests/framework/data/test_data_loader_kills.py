@@ -113,10 +113,10 @@ def test_a_loop_killed_twenty_times_equals_an_uninterrupted_one(
     forks: Forks, tmp_path: Path, data: dict[str, Any], trainer: dict[str, Any]
 ) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     killed, straight = (write_run(tmp_path / name, data, **trainer) for name in ("killed", "straight"))
     for _ in range(KILLS):
-        kill(forks, killed, steps=chance.randint(0, 4), delay=chance.uniform(0, 0.02))
+        kill(forks, killed, steps=rng.randint(0, 4), delay=rng.uniform(0, 0.02))
     for folder in (killed, straight):
         done = forks.run(LOOP, "loop", folder=folder)
         assert done.returncode == 0, done.stderr

@@ -52,8 +52,8 @@ def encode(table: list[dict[str, Any]], *, config: Config = CONFIG, ledger: Ledg
 
 
 def table(length: int) -> list[dict[str, Any]]:
-    chance = np.random.default_rng(length)
-    return [{"question": "q" * int(n), "answer": f"a{n}"} for n in chance.integers(1, 40, length)]
+    rng = np.random.default_rng(length)
+    return [{"question": "q" * int(n), "answer": f"a{n}"} for n in rng.integers(1, 40, length)]
 
 
 ENCODED = encode(table(53))
@@ -315,7 +315,7 @@ def test_other_data_or_settings_are_refused_with_their_keys() -> None:
     assert message(make(batches_per_step=1)) == ["batches a step"]
     assert message(make(batching=BucketBatching(type="bucket", window=99))) == ["batching.window"]
     assert message(make(batching=BucketBatching(type="bucket", window=16, noise=0.5))) == ["batching.noise"]
-    assert message(make(order=lambda epoch, chance: np.arange(53), more_parts={"mix": "a, b"})) == ["mix"]
+    assert message(make(order=lambda epoch, rng: np.arange(53), more_parts={"mix": "a, b"})) == ["mix"]
     assert message(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
     assert message(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]

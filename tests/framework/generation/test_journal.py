@@ -100,13 +100,13 @@ def test_a_damaged_line_in_the_middle_loses_only_its_row(tmp_path: Path, caplog:
 
 
 def test_no_flipped_bit_gives_a_wrong_record(tmp_path: Path) -> None:
-    path, chance = tmp_path / "j", random.Random(3)
+    path, rng = tmp_path / "j", random.Random(3)
     written = [record(row, "yes" * row, tokens=row, values={"a": row}, logprob=-0.5) for row in range(5)]
     with opened(path) as journal:
         journal.append(written)
     whole, kept = path.read_bytes(), 0
     for _ in range(300):
-        place = chance.randrange(8 * len(whole))
+        place = rng.randrange(8 * len(whole))
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)

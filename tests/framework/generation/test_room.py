@@ -36,8 +36,8 @@ def answered(
         return real(self, options, slots=slots, tokens=tokens, **more)
 
     monkeypatch.setattr(type(lm), "open_slots", spy)
-    chance = np.random.default_rng(1)
-    requests = [GenerationRequest(chance.integers(5, 250, length).tolist(), NEW) for length in LENGTHS]
+    rng = np.random.default_rng(1)
+    requests = [GenerationRequest(rng.integers(5, 250, length).tolist(), NEW) for length in LENGTHS]
     settings = GenerationSettings(GREEDY, budget or BatchBudget(2), 0)
     run = run_of_requests(lm, requests, settings)
     actual = {result.row: result.generated for batch in run.completions() for result in batch.results}

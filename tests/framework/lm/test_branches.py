@@ -19,11 +19,11 @@ from partita_trainers.micro_batches import split_batch
 PREFIXES = {"type": "prompt_tuning", "num_virtual_tokens": 3}
 
 
-def random_forest(chance: torch.Generator, *, tokens: int) -> tuple[list[int], list[int]]:
+def random_forest(rng: torch.Generator, *, tokens: int) -> tuple[list[int], list[int]]:
     """Return the parent of each token in depth-first order, -1 for roots, and the position of each."""
 
     def draw(end: int) -> int:
-        return int(torch.randint(end, (), generator=chance))
+        return int(torch.randint(end, (), generator=rng))
 
     parents, positions, path = list[int](), list[int](), list[int]()
     for token in range(tokens):

@@ -29,10 +29,10 @@ OUTPUT = {"name": "answer", "type": "preference"}
 
 
 def make_rows(count: int, *, seed: int = 0) -> list[dict[str, str]]:
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def text(longest: int) -> str:
-        return " ".join(chance.choice(WORDS, int(chance.integers(1, longest))))
+        return " ".join(rng.choice(WORDS, int(rng.integers(1, longest))))
 
     return [{"prompt": text(6), "chosen": f"{text(4)} good", "rejected": f"{text(5)} bad"} for _ in range(count)]
 

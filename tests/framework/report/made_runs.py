@@ -113,9 +113,9 @@ def rows_of(
     count: int, output: Callable[[random.Random], Mapping[str, OutputResult]], *, seed: int = 1
 ) -> list[RecordedRow]:
     """Return rows with the outputs that a function draws."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     return [
-        RecordedRow(f"row-{index}", f"Message {index}: where is it?", "an answer", chance.random(), 2, output(chance))
+        RecordedRow(f"row-{index}", f"Message {index}: where is it?", "an answer", rng.random(), 2, output(rng))
         for index in range(count)
     ]
 
@@ -123,9 +123,9 @@ def rows_of(
 def category(share: float, *, labels: Sequence[str] = LABELS, name: str = "team") -> Callable[[random.Random], Any]:
     """Return a function that draws a category that is right in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        reference = chance.choice(labels)
-        value = reference if chance.random() < share else chance.choice(labels)
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        reference = rng.choice(labels)
+        value = reference if rng.random() < share else rng.choice(labels)
         scores = {label: math.log(0.8 if label == value else 0.2 / (len(labels) - 1)) for label in labels}
         return {name: OutputResult(reference, value, reference == value, scores)}
 
@@ -135,9 +135,9 @@ def category(share: float, *, labels: Sequence[str] = LABELS, name: str = "team"
 def number(error: float, *, name: str = "price") -> Callable[[random.Random], Any]:
     """Return a function that draws a number with an error of this size."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        reference = chance.uniform(0, 100)
-        return {name: OutputResult(reference, reference + chance.gauss(0, error), False)}
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        reference = rng.uniform(0, 100)
+        return {name: OutputResult(reference, reference + rng.gauss(0, error), False)}
 
     return draw
 
@@ -145,9 +145,9 @@ def number(error: float, *, name: str = "price") -> Callable[[random.Random], An
 def label_set(share: float, *, name: str = "topics") -> Callable[[random.Random], Any]:
     """Return a function that draws a set of labels that is right in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        reference = [label for label in LABELS if chance.random() < 0.5]
-        value = reference if chance.random() < share else [LABELS[0]]
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        reference = [label for label in LABELS if rng.random() < 0.5]
+        value = reference if rng.random() < share else [LABELS[0]]
         return {name: OutputResult(reference, value, reference == value)}
 
     return draw
@@ -156,9 +156,9 @@ def label_set(share: float, *, name: str = "topics") -> Callable[[random.Random]
 def tags(share: float, *, name: str = "people") -> Callable[[random.Random], Any]:
     """Return a function that draws tags of words that are right in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
         reference = ["O", "B-PER", "I-PER", "O"]
-        value = reference if chance.random() < share else ["O", "B-PER", "O", "O"]
+        value = reference if rng.random() < share else ["O", "B-PER", "O", "O"]
         return {name: OutputResult(reference, value, reference == value)}
 
     return draw
@@ -167,11 +167,11 @@ def tags(share: float, *, name: str = "people") -> Callable[[random.Random], Any
 def score(share: float, *, name: str = "fit") -> Callable[[random.Random], Any]:
     """Return a function that draws a score of one of 40 queries that is near the reference in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        reference = float(chance.random() < 0.4)
-        near = abs(reference - chance.uniform(0, 0.4))
-        value = near if chance.random() < share else chance.random()
-        return {name: OutputResult(reference, value, False, of_row={"query": f"query {chance.randrange(40)}"})}
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        reference = float(rng.random() < 0.4)
+        near = abs(reference - rng.uniform(0, 0.4))
+        value = near if rng.random() < share else rng.random()
+        return {name: OutputResult(reference, value, False, of_row={"query": f"query {rng.randrange(40)}"})}
 
     return draw
 
@@ -179,8 +179,8 @@ def score(share: float, *, name: str = "fit") -> Callable[[random.Random], Any]:
 def text(share: float, *, name: str = "summary") -> Callable[[random.Random], Any]:
     """Return a function that draws a text that is right in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        value = "the parcel is late" if chance.random() < share else "the parcel was lost"
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        value = "the parcel is late" if rng.random() < share else "the parcel was lost"
         return {name: OutputResult("the parcel is late", value, value == "the parcel is late")}
 
     return draw
@@ -189,9 +189,9 @@ def text(share: float, *, name: str = "summary") -> Callable[[random.Random], An
 def json_value(share: float, *, name: str = "booking") -> Callable[[random.Random], Any]:
     """Return a function that draws a JSON object that is right in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        reference = {"guests": chance.randint(1, 8), "day": "friday"}
-        value: Any = reference if chance.random() < share else chance.choice([None, {"guests": 2, "day": "monday"}])
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        reference = {"guests": rng.randint(1, 8), "day": "friday"}
+        value: Any = reference if rng.random() < share else rng.choice([None, {"guests": 2, "day": "monday"}])
         return {name: OutputResult(reference, value, reference == value)}
 
     return draw
@@ -219,20 +219,20 @@ def write_dialogues(folder: Path, **histories: Sequence[Episode]) -> None:
 
 def joined(*draws: Callable[[random.Random], Any]) -> Callable[[random.Random], Any]:
     """Return a function that draws several outputs."""
-    return lambda chance: {name: value for draw in draws for name, value in draw(chance).items()}
+    return lambda rng: {name: value for draw in draws for name, value in draw(rng).items()}
 
 
 def pair(share: float, *, name: str = "reply", answered: bool = True) -> Callable[[random.Random], Any]:
     """Return a function that draws a pair of answers, of which the chosen one is preferred in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        margin = chance.random() * (1 if chance.random() < share else -1)
-        chosen, rejected = chance.gauss(-1, 0.1), chance.gauss(-2, 0.1)
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        margin = rng.random() * (1 if rng.random() < share else -1)
+        chosen, rejected = rng.gauss(-1, 0.1), rng.gauss(-2, 0.1)
         of_row: dict[str, Any] = {"rewards/chosen": chosen, "rewards/rejected": chosen - margin}
         of_row |= {"logps/chosen": 10 * chosen, "logps/rejected": 10 * rejected, "rejected": "it was lost"}
         if not answered:
             return {name: OutputResult("it is late", None, of_row=of_row)}
-        value = "it is late" if chance.random() < share else "it was"
+        value = "it is late" if rng.random() < share else "it was"
         of_row |= {"rouge_1": 0.5, "rouge_2": 0.5, "rouge_l": 0.5, "bleu": [2, 1, 0, 0, 3, 2, 1, 0, 3, 3]}
         return {name: OutputResult("it is late", value, value == "it is late", of_row=of_row)}
 
@@ -244,8 +244,8 @@ def scores(share: float, *, name: str = "reply") -> Callable[[random.Random], An
     of the rows."""
     draw_pair = pair(share, name=name, answered=False)
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        output = draw_pair(chance)[name]
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        output = draw_pair(rng)[name]
         of_row = {key: value for key, value in output.of_row.items() if not key.startswith("logps/")}
         return {name: replace(output, of_row=of_row)}
 
@@ -255,13 +255,13 @@ def scores(share: float, *, name: str = "reply") -> Callable[[random.Random], An
 def labelled(share: float, *, name: str = "reply") -> Callable[[random.Random], Any]:
     """Return a function that draws a labelled answer, whose reward is right in a share of the rows."""
 
-    def draw(chance: random.Random) -> dict[str, OutputResult]:
-        is_good = chance.random() < 0.5
-        reward = chance.random() * (1 if is_good == (chance.random() < share) else -1)
-        of_row: dict[str, Any] = {"reward": reward, "logp": chance.gauss(-10, 1), "is_good": int(is_good)}
+    def draw(rng: random.Random) -> dict[str, OutputResult]:
+        is_good = rng.random() < 0.5
+        reward = rng.random() * (1 if is_good == (rng.random() < share) else -1)
+        of_row: dict[str, Any] = {"reward": reward, "logp": rng.gauss(-10, 1), "is_good": int(is_good)}
         if not is_good:
             return {name: OutputResult("it was lost", None, of_row=of_row)}
-        value = "it is late" if chance.random() < share else "it was"
+        value = "it is late" if rng.random() < share else "it was"
         of_row |= {"rouge_1": 0.5, "rouge_2": 0.5, "rouge_l": 0.5, "bleu": [2, 1, 0, 0, 3, 2, 1, 0, 3, 3]}
         return {name: OutputResult("it is late", value, value == "it is late", of_row=of_row)}
 

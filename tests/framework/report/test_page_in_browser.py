@@ -426,21 +426,21 @@ def hostile_trial(number: int, text: str, *, error: str) -> Trial:
 
 def with_other_values(rows: list[RecordedRow], *, seed: int) -> list[RecordedRow]:
     """Return rows half of whose values are unreadable."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
 
     def changed(output: OutputResult) -> OutputResult:
-        return OutputResult(output.reference, None, False) if chance.random() < 0.5 else output
+        return OutputResult(output.reference, None, False) if rng.random() < 0.5 else output
 
     return [replace(row, outputs={name: changed(one) for name, one in row.outputs.items()}) for row in rows]
 
 
 def test_hostile_rows_of_a_comparison_stay_inside_the_viewport_and_run_nothing(tmp_path: Path) -> None:
-    chance, hostile = random.Random(1), hostile_strings()
+    rng, hostile = random.Random(1), hostile_strings()
 
     def rows(share: float) -> list[RecordedRow]:
         return [
             RecordedRow(
-                text, text, text, 1.0, 2, {"team": OutputResult(text, chance.choice(hostile), chance.random() < share)}
+                text, text, text, 1.0, 2, {"team": OutputResult(text, rng.choice(hostile), rng.random() < share)}
             )
             for text in hostile
         ]

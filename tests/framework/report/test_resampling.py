@@ -11,10 +11,10 @@ from partita.report.statistics import Interval
 
 def losses_of(rows: int, *, seed: int = 3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return sums of losses of rows of two models, and their numbers of tokens."""
-    chance = np.random.default_rng(seed)
-    tokens_N = chance.integers(1, 20, rows).astype(np.float64)
-    first_N = chance.exponential(size=rows) * tokens_N
-    return first_N, first_N * chance.uniform(0.7, 1.2, rows), tokens_N
+    rng = np.random.default_rng(seed)
+    tokens_N = rng.integers(1, 20, rows).astype(np.float64)
+    first_N = rng.exponential(size=rows) * tokens_N
+    return first_N, first_N * rng.uniform(0.7, 1.2, rows), tokens_N
 
 
 def mean_of(blocks: Blocks, sums_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:

@@ -55,11 +55,11 @@ def truth_of(kind: str, output: OutputResult) -> Any:
 
 def outputs_of(kind: str, rows: int, *, unreadable: float = 0.1) -> list[OutputResult]:
     """Return the results of an output, some of them unreadable, with what each row contributes to metrics."""
-    chance, metrics = random.Random(3), MADE[kind][1]()
+    rng, metrics = random.Random(3), MADE[kind][1]()
     outputs = []
     for _ in range(rows):
-        output = next(iter(MADE[kind][0](0.6)(chance).values()))
-        value = None if chance.random() < unreadable else output.value
+        output = next(iter(MADE[kind][0](0.6)(rng).values()))
+        value = None if rng.random() < unreadable else output.value
         right = metrics.add(truth_of(kind, output), value, valid=value is not None)
         outputs.append(OutputResult(output.reference, value, right, of_row=metrics.of_row))
     return outputs

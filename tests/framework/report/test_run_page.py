@@ -622,7 +622,7 @@ def hostile_strings() -> list[str]:
 
 def write_everything(folder: Path, strings: list[str]) -> Path:
     """Write a run with these texts in rows, labels, values, the configuration, errors and reasons."""
-    chance = random.Random(4)
+    rng = random.Random(4)
     labels = strings[:12] if len(set(strings)) > 1 else [f"label {index}" for index in range(12)]
     results = [
         RecordedRow(
@@ -632,7 +632,7 @@ def write_everything(folder: Path, strings: list[str]) -> Path:
             loss=1.0,
             tokens=1,
             outputs={
-                "team": OutputResult(chance.choice(labels), labels[0], False, dict.fromkeys(labels, -1.0)),
+                "team": OutputResult(rng.choice(labels), labels[0], False, dict.fromkeys(labels, -1.0)),
                 "summary": OutputResult("reference", text, False),
                 "booking": OutputResult({"a": 1}, {text: text}, False),
                 "topics": OutputResult(labels[:2], labels[1:3], False),

@@ -38,8 +38,8 @@ def chat_config(**sections: Any) -> dict[str, Any]:
 
 def write_chat_model(folder: Path, **sections: Any) -> Path:
     """Write the model and `chat.yaml`, a configuration that uses it, and return that file."""
-    chance = random.Random(1)
-    texts = [" ".join(chance.choices(WORDS, k=5)) for _ in range(40)]
+    rng = random.Random(1)
+    texts = [" ".join(rng.choices(WORDS, k=5)) for _ in range(40)]
     roles = "system: red\nuser: red\nassistant: red\n"
     rows = [
         {"messages": [{"role": "user", "content": roles + one}, {"role": "assistant", "content": one}]} for one in texts

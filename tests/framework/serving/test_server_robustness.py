@@ -248,9 +248,9 @@ def engine_of_lengths(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[lis
     engine: ServingEngine = open_engine(model, context=512, batch_size=8)
     options: GenerationOptions = engine.options
     ended = threading.Semaphore(0)
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for number in range(8):
-        ids = chance.integers(5, 100, size=40 if number % 2 else 60).tolist()
+        ids = rng.integers(5, 100, size=40 if number % 2 else 60).tolist()
         # the read budget holds four of them in one pass
         engine.submit(AnswerRequest(ids, 1, options), lambda event: ended.release())
     monkeypatch.setattr(Slots, "prefill_tokens", 256)

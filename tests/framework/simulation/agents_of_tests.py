@@ -13,11 +13,11 @@ WORDS = ("red", "green", "blue", "one", "two", "three", "ball", "box")
 
 def said(context: TurnContext) -> str | None:
     """Return two words that depend on the last message, two to four times; then None."""
-    chance = random.Random(context.seed)
+    rng = random.Random(context.seed)
     if context.turn >= 2 + context.task["number"] % 3:
         return None
     heard = context.messages[-1]["content"] if context.messages else ""
-    return f"say {chance.choice(WORDS)} {sum(map(ord, heard)) % 7}"
+    return f"say {rng.choice(WORDS)} {sum(map(ord, heard)) % 7}"
 
 
 class Crowd:

@@ -59,8 +59,8 @@ class Shop:
         self.prices = prices
 
     def reset(self, seed: int = 0, **columns: Any) -> str | None:
-        chance = random.Random(seed)
-        self.item, self.price = chance.choice(ITEMS), chance.randint(1, self.prices)
+        rng = random.Random(seed)
+        self.item, self.price = rng.choice(ITEMS), rng.randint(1, self.prices)
         self.reward, self.closed = 0.0, False
         return f"one {self.item} please"
 

@@ -19,10 +19,10 @@ def fill(folder: Path) -> None:
     """Write two models of different sizes and tokenizers, dialogues, and scripted agents into a folder."""
     for program in PROGRAMS:
         shutil.copy(program, folder)
-    chance = random.Random(0)
+    rng = random.Random(0)
     rows = []
     for number in range(20):
-        messages = random_messages(chance, 4 + 2 * (number % 2))
+        messages = random_messages(rng, 4 + 2 * (number % 2))
         rows.append({"messages": messages, "goal": messages[0]["content"]})
     write_json_lines(folder / "rows.jsonl", rows)
     for name, size, seed in (("base", 32, 42), ("guest", 16, 7)):
@@ -31,9 +31,9 @@ def fill(folder: Path) -> None:
         )
 
 
-def random_messages(chance: random.Random, count: int) -> list[dict[str, str]]:
+def random_messages(rng: random.Random, count: int) -> list[dict[str, str]]:
     """Messages of three words, of a user and an assistant in turn."""
-    texts = [" ".join(chance.choices(WORDS, k=3)) for _ in range(count)]
+    texts = [" ".join(rng.choices(WORDS, k=3)) for _ in range(count)]
     return [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(texts)]
 
 

@@ -28,11 +28,11 @@ class Guest:
     """Asks for a word twice; each right answer is worth a half."""
 
     def reset(self, *, seed, task):
-        self.chance, self.turns = random.Random(seed), 2
+        self.rng, self.turns = random.Random(seed), 2
         return self.ask(), {"gold": self.word}
 
     def ask(self):
-        self.word = self.chance.choice(("red", "green", "blue"))
+        self.word = self.rng.choice(("red", "green", "blue"))
         return f"say {self.word}"
 
     def step(self, action):
@@ -52,8 +52,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with an environment and a model that repeats a word in some of its attempts."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "guest_of_pairs.py").write_text(GUEST, encoding="utf8")
-    chance = random.Random(0)
-    words = [chance.choice(WORDS) for _ in range(60)]
+    rng = random.Random(0)
+    words = [rng.choice(WORDS) for _ in range(60)]
     turns = [[{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}] for word in words]
     write_json_lines(folder / "rows.jsonl", [{"messages": messages} for messages in turns])
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "context_length": 64}

@@ -39,15 +39,15 @@ SIMULATION: dict[str, Any] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a model and the runs of two reward models, of dialogues and of single texts."""
     folder = tmp_path_factory.mktemp("checked")
-    chance = random.Random(0)
-    talks = [random_messages(chance, 3) for _ in range(24)]
-    answers = [" ".join(chance.choices(WORDS, k=3)) for _ in talks]
+    rng = random.Random(0)
+    talks = [random_messages(rng, 3) for _ in range(24)]
+    answers = [" ".join(rng.choices(WORDS, k=3)) for _ in talks]
     rows = [
         {"messages": talk, "text": talk[0]["content"], "chosen": f"red {answer}", "rejected": answer}
         for talk, answer in zip(talks, answers, strict=True)
     ]
     write_json_lines(folder / "pairs.jsonl", rows)
-    write_json_lines(folder / "rows.jsonl", [{"messages": random_messages(chance, 4)} for _ in range(20)])
+    write_json_lines(folder / "rows.jsonl", [{"messages": random_messages(rng, 4)} for _ in range(20)])
     save_model(file_of(folder, **SIMULATION), folder)
     for name, feature, seed in (
         ("rm", {"name": "messages", "type": "dialogue"}, 1),

@@ -30,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a model, dialogues to replay, and environments."""
     folder = tmp_path_factory.mktemp("simulation")
     shutil.copy(WORLDS, folder / "worlds_of_tests.py")
-    chance = random.Random(0)
-    write_json_lines(folder / "rows.jsonl", [{"messages": random_messages(chance, 6)} for _ in range(30)])
+    rng = random.Random(0)
+    write_json_lines(folder / "rows.jsonl", [{"messages": random_messages(rng, 6)} for _ in range(30)])
     save_model(settings(folder), folder)
     return folder
 
@@ -296,14 +296,14 @@ def test_an_interrupt_of_the_user_ends_a_simulation_with_its_dialogues_saved(
 @pytest.mark.long
 def test_a_killed_simulation_resumes(folder: Path, straight: tuple[Path, Any], tmp_path: Path, forks: Forks) -> None:
     (folder / "run.yaml").write_text(json.dumps(settings(folder)), encoding="utf8")
-    growing, chance = tmp_path / ".predicted.jsonl", random.Random()
+    growing, rng = tmp_path / ".predicted.jsonl", random.Random()
     for wanted in (5, 25, 45):
         program = forks.start(KILLED, "simulate", tmp_path, folder=folder)
         end = time.monotonic() + 60
         while (growing.read_bytes().count(b"\n") if growing.exists() else 0) < wanted and program.poll() is None:
             assert time.monotonic() < end
             time.sleep(0.001)
-        time.sleep(chance.uniform(0, 0.02))
+        time.sleep(rng.uniform(0, 0.02))
         program.send_signal(signal.SIGKILL)
         program.wait()
     had = growing.read_bytes().count(b"\n") - 1

@@ -241,11 +241,11 @@ def test_rows_passed_as_an_argument_are_refused(folder: Path) -> None:
 @pytest.mark.long
 def test_a_job_killed_at_any_moment_gives_the_same_result(folder: Path, forks: Forks) -> None:
     seed = session_seed()
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     train("straight")
     for _ in range(6):
         program = forks.start(COMMAND, "partita", "train", "run.yaml", "--run", "killed", "--quiet", folder=folder)
-        end = time.monotonic() + chance.uniform(0.5, 6.0)
+        end = time.monotonic() + rng.uniform(0.5, 6.0)
         while time.monotonic() < end and program.poll() is None:
             time.sleep(0.01)
         program.send_signal(signal.SIGKILL)

@@ -102,11 +102,11 @@ def test_finished_transcripts_are_in_the_requested_order_and_on_disk(tmp_path: P
 def test_a_damaged_line_loses_only_its_dialogue_and_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, chance = keep(tmp_path, 0, 1, 2, rank=0), random.Random(5)
+    path, rng = keep(tmp_path, 0, 1, 2, rank=0), random.Random(5)
     whole = path.read_bytes()
     head = whole.index(b"\n") + 1
     for _ in range(100):
-        place = chance.randrange(8 * head, 8 * len(whole))
+        place = rng.randrange(8 * head, 8 * len(whole))
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
         path.write_bytes(damaged)

@@ -54,12 +54,12 @@ class Heard:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("answers")
     (folder / "heard_of_tests.py").write_text(PROGRAM, encoding="utf8")
-    chance, rows = random.Random(0), []
+    rng, rows = random.Random(0), []
     for _ in range(6):
-        texts = ["".join(chance.choices("abcde ", k=chance.randint(3, 12))) + "." for _ in range(6)]
+        texts = ["".join(rng.choices("abcde ", k=rng.randint(3, 12))) + "." for _ in range(6)]
         messages: list[dict[str, Any]] = []
         for number, text in enumerate(texts):
-            answer = {"state": {"n": chance.randint(1, 3)}, "action": chance.choice(LABELS)}
+            answer = {"state": {"n": rng.randint(1, 3)}, "action": rng.choice(LABELS)}
             messages.append(
                 {"role": ("user", "assistant")[number % 2], "content": text} | (answer if number % 2 else {})
             )

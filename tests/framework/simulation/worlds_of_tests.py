@@ -24,15 +24,15 @@ class Echo:
         self.misdeed = ""
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        self.chance = random.Random(seed)
-        self.turns = self.chance.randint(2, 4)
+        self.rng = random.Random(seed)
+        self.turns = self.rng.randint(2, 4)
         number = task["number"]
         if self.misbehaves and number % 20 == 3:
             self.misdeed = ("raises", "hangs", "garbage")[number // 20 % 3]
         return self.ask(""), {"gold": self.word}
 
     def ask(self, heard: str) -> str:
-        self.word = self.chance.choice(WORDS)
+        self.word = self.rng.choice(WORDS)
         return f"say {self.word} {sum(map(ord, heard)) % 7}"
 
     def step(self, action: str) -> Any:
@@ -166,11 +166,11 @@ class Repeat:
         self.content = content
 
     def reset(self, *, seed: int, task: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        self.chance, self.turns = random.Random(seed), 2
+        self.rng, self.turns = random.Random(seed), 2
         return self.ask()
 
     def ask(self) -> tuple[str, dict[str, Any]]:
-        self.word = self.chance.choice(("red", "green", "blue"))
+        self.word = self.rng.choice(("red", "green", "blue"))
         return f"say {self.word}", {"gold": self.word}
 
     def step(self, action: str) -> tuple[str, float | None, bool, bool, dict[str, Any]]:

@@ -107,11 +107,11 @@ def test_hyperband_starts_the_decisions_of_a_trial_where_optuna_does() -> None:
 def test_trials_with_the_same_evaluations_are_stopped_where_optuna_stops_them(
     settings: dict[str, Any], pruner: optuna.pruners.BasePruner
 ) -> None:
-    chance = random.Random(3)
+    rng = random.Random(3)
     study = optuna.create_study(study_name="sweep", pruner=pruner)
     known: list[Trial] = []
     for number in range(30):
-        values = [chance.random() + 1 / step for step in range(1, 11)]
+        values = [rng.random() + 1 / step for step in range(1, 11)]
         trial, count, stop = study.ask(), 0, False
         while not stop and count < 9:
             count += 1

@@ -29,7 +29,7 @@ class Formula:
     def __init__(self, outcome: Callable[[TrialOrder], Outcome], *, seed: int = 0, kill_after: int = 10**9) -> None:
         self.count = 1
         self.outcome = outcome
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.kill_after = kill_after
         self.running: list[TrialOrder] = []
         self.started: list[int] = []
@@ -44,7 +44,7 @@ class Formula:
         if not self.kill_after:
             raise KilledError
         self.kill_after -= 1
-        order = self.running.pop(self.chance.randrange(len(self.running)))
+        order = self.running.pop(self.rng.randrange(len(self.running)))
         outcome = self.outcome(order)
         if isinstance(outcome, TrialEnd):
             return outcome

@@ -57,11 +57,11 @@ def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(
     assert " --dataset ROWS --output FILE" in " ".join(done.stdout.split())
     whole = trials_of(tmp_path / "sweeps" / "colours")
     assert {one["state"] for one in whole} == {"done", "pruned"}
-    chance = random.Random(session_seed())
+    rng = random.Random(session_seed())
     killed = tmp_path / "killed"
     for attempt in range(3):
         program = sweeps.start(file, "--folder", killed, "--workers", 1 + attempt % 2, "--quiet")
-        ended, logged = len(list(killed.glob("trials/*/trial.json"))), chance.randrange(8)
+        ended, logged = len(list(killed.glob("trials/*/trial.json"))), rng.randrange(8)
         while len(list(killed.glob("trials/*/trial.json"))) <= ended and not steps_of(killed, logged):
             assert program.poll() is None
             time.sleep(0.01)

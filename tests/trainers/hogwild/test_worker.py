@@ -12,11 +12,11 @@ from partita_trainers.hogwild.worker import FIRST_SUM, SharedCounters, SharedSta
 
 def make_rows(count: int, *, seed: int = 3) -> Bags:
     """Return bags of 1 to 9 ids below 40, some of them twice in a bag."""
-    chance = torch.Generator().manual_seed(seed)
-    lengths_N = torch.randint(1, 10, (count,), generator=chance)
-    ids_K = torch.randint(0, 40, (int(lengths_N.sum()),), generator=chance)
+    rng = torch.Generator().manual_seed(seed)
+    lengths_N = torch.randint(1, 10, (count,), generator=rng)
+    ids_K = torch.randint(0, 40, (int(lengths_N.sum()),), generator=rng)
     starts_N1 = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_N.cumsum(0)])
-    return Bags(ids_K, starts_N1, torch.randint(0, 3, (count,), generator=chance))
+    return Bags(ids_K, starts_N1, torch.randint(0, 3, (count,), generator=rng))
 
 
 def make_shared(rows: Bags, *, adagrad: bool, batch_size: int = 4) -> SharedState:

@@ -72,11 +72,11 @@ def expected_batches(lengths: np.ndarray, policy: Policy) -> tuple[float, float]
     Looks at up to LOOKED_AT evenly spaced rows in a fixed random order.
     """
     seen = lengths[np.arange(min(len(lengths), LOOKED_AT)) * len(lengths) // max(1, min(len(lengths), LOOKED_AT))]
-    chance = np.random.default_rng(0)
-    shuffled, cells, tokens, used = seen[chance.permutation(len(seen))], 0, 0, 0
+    rng = np.random.default_rng(0)
+    shuffled, cells, tokens, used = seen[rng.permutation(len(seen))], 0, 0, 0
     for start in range(0, len(shuffled), policy.window):
         window = shuffled[start : start + policy.window]
-        for batch in policy.cut(window, chance):
+        for batch in policy.cut(window, rng):
             line_tokens = np.bincount(batch.lines, weights=window[batch.rows])
             cells += len(line_tokens) * int(line_tokens.max())
             tokens += int(line_tokens.sum())

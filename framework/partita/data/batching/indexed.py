@@ -21,7 +21,7 @@ PLANNER_VERSION = 3
 """Increased whenever a change puts rows into other batches."""
 
 Order = Callable[[int, np.random.Generator], np.ndarray]
-"""order(epoch, chance): row indices of an epoch, int64, in the order in which windows are cut from them."""
+"""order(epoch, rng): row indices of an epoch, int64, in the order in which windows are cut from them."""
 
 
 class PlannedStep(NamedTuple):
@@ -172,17 +172,17 @@ class IndexedPlanner:
         """Return the batches of a window."""
         rows = self._windows(epoch).rows(window)
         lengths = self._lengths[rows]
-        batches = self.policy.cut(lengths, self._chance(epoch, window + 1))
+        batches = self.policy.cut(lengths, self._rng(epoch, window + 1))
         if window == 0 and self.policy.longest_first:
             batches = longest_to_front(batches, lengths)
         return [PlannedBatch(rows[batch.rows], batch.lines) for batch in batches]
 
     def _make_windows(self, epoch: int) -> "Windows":
-        chance = self._chance(epoch)
+        rng = self._rng(epoch)
         if self._order is not None:
-            order = self._order(epoch, chance)
+            order = self._order(epoch, rng)
         elif self.policy.shuffle_rows:
-            order = chance.permutation(len(self._lengths))
+            order = rng.permutation(len(self._lengths))
         else:
             order = np.arange(len(self._lengths))
         first = 0
@@ -190,7 +190,7 @@ class IndexedPlanner:
             first = int(self._lengths[order].argmax()) // self.policy.window
         return Windows(order, self.policy.window, first)
 
-    def _chance(self, epoch: int, window: int = 0) -> np.random.Generator:
+    def _rng(self, epoch: int, window: int = 0) -> np.random.Generator:
         """Return the random generator of an epoch's order (window 0), or of the batches of a window (from 1)."""
         return np.random.default_rng([self._seed, epoch, window])
 

@@ -59,7 +59,7 @@ class Policy(Protocol):
     def max_row_tokens(self) -> int | None:
         """Tokens of the longest row that can be planned; None for no limit."""
 
-    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+    def cut(self, lengths: np.ndarray, rng: np.random.Generator) -> list[PlannedBatch]:
         """Return the batches of a window, given the tokens of its rows, [n]. Raise DataError if a row is too long."""
 
     def count(self, rows: int) -> int | None:
@@ -95,7 +95,7 @@ class Fixed:
     def consecutive_rows(self) -> int | None:
         return None if self.shuffle_rows or self.rows_together is not None else self.batch_size
 
-    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+    def cut(self, lengths: np.ndarray, rng: np.random.Generator) -> list[PlannedBatch]:
         cuts = even_cuts(len(lengths), self.batch_size)
         return batches_at(np.arange(len(lengths)), cuts, fullest=self.batch_size if self.drop_last else 0)
 
@@ -140,13 +140,13 @@ class Bucket(SortedWindows):
     shuffle_rows = True
     max_row_tokens = None
 
-    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
-        order = sorted_order(lengths, noise=self.noise, chance=chance)
+    def cut(self, lengths: np.ndarray, rng: np.random.Generator) -> list[PlannedBatch]:
+        order = sorted_order(lengths, noise=self.noise, rng=rng)
         if self.length_spread is None:
             cuts = even_cuts(len(lengths), self.batch_size)
         else:
             cuts = spread_cuts(lengths[order], size=self.batch_size, spread=self.length_spread)
-        return shuffled(batches_at(order, cuts, fullest=self.batch_size if self.drop_last else 0), chance)
+        return shuffled(batches_at(order, cuts, fullest=self.batch_size if self.drop_last else 0), rng)
 
     def count(self, rows: int) -> int | None:
         if self.length_spread is not None:
@@ -167,11 +167,11 @@ class TokenBudget(TokenLimited):
 
     shuffle_rows = True
 
-    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+    def cut(self, lengths: np.ndarray, rng: np.random.Generator) -> list[PlannedBatch]:
         refuse_longer(lengths, self.max_tokens)
-        order = sorted_order(-lengths, noise=self.noise, chance=chance)
+        order = sorted_order(-lengths, noise=self.noise, rng=rng)
         cuts = budget_cuts(lengths[order], budget=self.max_tokens, rows=self.max_rows, multiple_of=self.multiple_of)
-        return shuffled(batches_at(order, cuts), chance)
+        return shuffled(batches_at(order, cuts), rng)
 
     def count(self, rows: int) -> int | None:
         return None
@@ -191,12 +191,12 @@ class Pack(TokenLimited):
     shuffle_rows = True
     longest_first = False
 
-    def cut(self, lengths: np.ndarray, chance: np.random.Generator) -> list[PlannedBatch]:
+    def cut(self, lengths: np.ndarray, rng: np.random.Generator) -> list[PlannedBatch]:
         refuse_longer(lengths, self.max_tokens)
         line_n, filled = best_fit(lengths, self.max_tokens)
         # Lines that are equally full are batched together, in random order. The room left at the end of a window then
         # costs one batch, not one line in many batches.
-        mixed = chance.permutation(len(filled))
+        mixed = rng.permutation(len(filled))
         rank = np.empty(len(filled), dtype=np.int64)
         rank[mixed[np.argsort(-filled[mixed], kind="stable")]] = np.arange(len(filled))
         rank_n = rank[line_n]
@@ -207,7 +207,7 @@ class Pack(TokenLimited):
             for number, (start, end) in enumerate(pairwise(edges))
             if end > start
         ]
-        return shuffled(batches, chance)
+        return shuffled(batches, rng)
 
     def count(self, rows: int) -> int | None:
         return None
@@ -299,10 +299,10 @@ def refuse_longer(lengths: np.ndarray, max_row_tokens: int | None, *, name: Call
     )
 
 
-def sorted_order(lengths: np.ndarray, *, noise: float, chance: np.random.Generator) -> np.ndarray:
+def sorted_order(lengths: np.ndarray, *, noise: float, rng: np.random.Generator) -> np.ndarray:
     """Return indices in ascending order of length, each varied by up to a share of `noise`; ties keep their order."""
     if noise:
-        lengths = lengths * (1 + noise * chance.uniform(-1, 1, len(lengths)))
+        lengths = lengths * (1 + noise * rng.uniform(-1, 1, len(lengths)))
     return np.argsort(lengths, kind="stable")
 
 
@@ -371,9 +371,9 @@ def batches_at(order: np.ndarray, cuts: list[int], *, fullest: int = 0) -> list[
     return [batch for batch in batches if len(batch.rows) >= fullest]
 
 
-def shuffled(batches: list[PlannedBatch], chance: np.random.Generator) -> list[PlannedBatch]:
+def shuffled(batches: list[PlannedBatch], rng: np.random.Generator) -> list[PlannedBatch]:
     """Return the batches in random order."""
-    return [batches[index] for index in chance.permutation(len(batches))]
+    return [batches[index] for index in rng.permutation(len(batches))]
 
 
 def longest_to_front(batches: list[PlannedBatch], lengths: np.ndarray) -> list[PlannedBatch]:

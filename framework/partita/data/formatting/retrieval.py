@@ -91,12 +91,12 @@ class RandomRetriever:
     def _draw(self, key: str) -> list[Row]:
         pool = self._pool.rows
         mark = blake2b(f"{self._seed}:{key}".encode(), digest_size=8).digest()
-        chance = random.Random(int.from_bytes(mark, "big"))
+        rng = random.Random(int.from_bytes(mark, "big"))
         examples: list[Row] = []
         seen: set[int] = set()
         while len(examples) < self._k and len(seen) < len(pool):
             left = self._k - len(examples)
-            wanted = [i for i in chance.sample(range(len(pool)), min(len(pool), 2 * left + len(seen))) if i not in seen]
+            wanted = [i for i in rng.sample(range(len(pool)), min(len(pool), 2 * left + len(seen))) if i not in seen]
             seen.update(wanted)
             good = [row for index, row in self._pool.clean(wanted) if pool.key(index) != key]
             examples += good[:left]

@@ -125,17 +125,17 @@ class MixedOrder:
         """Number of rows in every epoch."""
         return len(self._choices)
 
-    def order(self, epoch: int, chance: np.random.Generator) -> np.ndarray:
+    def order(self, epoch: int, rng: np.random.Generator) -> np.ndarray:
         """Return the row indices of an epoch over the concatenated sources, int64, [length].
 
-        A source that repeats within the epoch is shuffled again. `chance` is the only source of randomness.
+        A source that repeats within the epoch is shuffled again. `rng` is the only source of randomness.
         """
         order = np.empty(self.length, dtype=np.int64)
         first = 0
         for source, size in enumerate(self._sizes):
             chosen = np.flatnonzero(self._choices == source)
             passes = -(-len(chosen) // size)
-            rows = [chance.permutation(size) if self._shuffle else np.arange(size) for _ in range(passes)]
+            rows = [rng.permutation(size) if self._shuffle else np.arange(size) for _ in range(passes)]
             if rows:
                 order[chosen] = np.concatenate(rows)[: len(chosen)] + first
             first += size

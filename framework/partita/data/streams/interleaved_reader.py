@@ -251,10 +251,10 @@ class ShardsInTurn:
             del self._open[turn]
 
     def _shuffled(self) -> np.ndarray:
-        chance = np.random.default_rng([*self._keys, self._pass]) if self._keys is not None else None
+        rng = np.random.default_rng([*self._keys, self._pass]) if self._keys is not None else None
         if self._gave in (NONE_OF_ALL, ROWS_OF_ALL):
-            return assign_shards(self._stream.sizes, 1, chance=chance)[0]
-        return assign_shards(self._stream.sizes, self._num_groups, chance=chance)[self._group]
+            return assign_shards(self._stream.sizes, 1, rng=rng)[0]
+        return assign_shards(self._stream.sizes, self._num_groups, rng=rng)[self._group]
 
 
 def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position | None]]]:

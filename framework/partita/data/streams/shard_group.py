@@ -258,10 +258,10 @@ class ShardGroup:
         if self._plan.chunks is not None:
             encoded = self._plan.cut_chunks(encoded, self._plan.chunks)
             indices = np.arange(len(encoded))
-        chance = np.random.default_rng([self._plan.seed, self._epoch, window.number, self._number])
+        rng = np.random.default_rng([self._plan.seed, self._epoch, window.number, self._number])
         if self._plan.policy.shuffle_rows:
-            indices = chance.permutation(indices)
-        cuts = self._plan.policy.cut(encoded.lengths[indices], chance)
+            indices = rng.permutation(indices)
+        cuts = self._plan.policy.cut(encoded.lengths[indices], rng)
         return [
             (encoded.take(indices[batch.rows]), PlannedBatch(np.arange(len(batch.rows)), batch.lines)) for batch in cuts
         ]

@@ -14,20 +14,20 @@ CLASSES = 4
 
 
 def assign_shards(
-    sizes: Sequence[float], num_groups: int, *, chance: np.random.Generator | None = None
+    sizes: Sequence[float], num_groups: int, *, rng: np.random.Generator | None = None
 ) -> list[np.ndarray]:
-    """Return the shard indices of each group in reading order; `chance` is the only source of randomness.
+    """Return the shard indices of each group in reading order; `rng` is the only source of randomness.
 
     Shards of similar size are shuffled among the groups, and the shards of each group among themselves. Without
-    `chance` both are in order, and shards of one size are assigned in turn.
+    `rng` both are in order, and shards of one size are assigned in turn.
     """
     sizes_S = np.asarray(sizes, dtype=np.float64)
-    order = np.arange(len(sizes_S)) if chance is None else chance.permutation(len(sizes_S))
+    order = np.arange(len(sizes_S)) if rng is None else rng.permutation(len(sizes_S))
     if num_groups == 1:
         return [order]
     if not len(sizes_S) or sizes_S.min() == sizes_S.max():
         return [order[group::num_groups] for group in range(num_groups)]
-    classes = sizes_S if chance is None else np.round(CLASSES * np.log2(np.maximum(sizes_S, 1)))
+    classes = sizes_S if rng is None else np.round(CLASSES * np.log2(np.maximum(sizes_S, 1)))
     order = order[np.argsort(-classes[order], kind="stable")]
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     least = [(0.0, group) for group in range(num_groups)]
@@ -35,7 +35,7 @@ def assign_shards(
         size, group = least[0]
         groups[group].append(shard)
         heapq.heapreplace(least, (size + float(sizes_S[shard]), group))
-    return [np.array(sorted(own) if chance is None else chance.permutation(own), dtype=np.int64) for own in groups]
+    return [np.array(sorted(own) if rng is None else rng.permutation(own), dtype=np.int64) for own in groups]
 
 
 def unevenness(sizes: Sequence[float], num_groups: int) -> float:

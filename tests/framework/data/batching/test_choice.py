@@ -44,9 +44,9 @@ def test_batches_of_few_rows_differ_between_epochs() -> None:
     policy = build_policy(batching, batch_size=16)
 
     def batches(seed: int) -> set[frozenset[int]]:
-        chance = np.random.default_rng(seed)
-        order = chance.permutation(1000)
-        return {frozenset(order[batch.rows].tolist()) for batch in policy.cut(lengths[order], chance)}
+        rng = np.random.default_rng(seed)
+        order = rng.permutation(1000)
+        return {frozenset(order[batch.rows].tolist()) for batch in policy.cut(lengths[order], rng)}
 
     assert len(batches(0) & batches(1)) <= 1
 

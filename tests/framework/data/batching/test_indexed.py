@@ -200,9 +200,9 @@ def test_a_start_in_the_middle_of_an_epoch_plans_only_one_window(
     cut = type(planner.policy).cut
     windows = []
 
-    def noted(policy: Policy, lengths: np.ndarray, chance: np.random.Generator) -> Any:
+    def noted(policy: Policy, lengths: np.ndarray, rng: np.random.Generator) -> Any:
         windows.append(len(lengths))
-        return cut(policy, lengths, chance)
+        return cut(policy, lengths, rng)
 
     monkeypatch.setattr(type(planner.policy), "cut", noted)
     planner.check(0, 24, 5, 3000)

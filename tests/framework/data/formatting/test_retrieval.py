@@ -104,8 +104,8 @@ def test_semantic_examples_are_the_nearest_with_the_nearest_last(
 
 def test_semantic_retrieval_equals_a_plain_computation(make_config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "load_embedder", lambda name: Letters())
-    chance = np.random.default_rng(0)
-    texts = ["".join(chance.choice(list("abc"), chance.integers(1, 9))) for _ in range(60)]
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abc"), rng.integers(1, 9))) for _ in range(60)]
     rows = open_rows([{"question": text, "answer": "x"} for text in texts], folder=Path())
     config = make_config(prompt={"retrieval": {"type": "semantic", "k": 5}})
     retriever = retrieval.SemanticRetriever(config, rows, k=5, model_name="letters", chunk=7)

@@ -13,7 +13,7 @@ from ....work import counted_calls
 some_weights = st.lists(st.one_of(st.integers(1, 30), st.floats(0.01, 50)), min_size=1, max_size=7)
 
 
-def chance(epoch: int = 0) -> np.random.Generator:
+def rng(epoch: int = 0) -> np.random.Generator:
     return np.random.default_rng([3, epoch])
 
 
@@ -51,7 +51,7 @@ def test_weights_are_converted_to_integer_shares() -> None:
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.2, 5)), min_size=1, max_size=5), st.integers(0, 3))
 def test_all_once_has_every_row_once(parts: list[tuple[int, float]], epoch: int) -> None:
     sizes, weights = zip(*parts, strict=True)
-    order = MixedOrder(sizes, weights, "all_once").order(epoch, chance(epoch))
+    order = MixedOrder(sizes, weights, "all_once").order(epoch, rng(epoch))
 
     assert sorted(order.tolist()) == list(range(sum(sizes)))
 
@@ -60,7 +60,7 @@ def test_all_once_has_every_row_once(parts: list[tuple[int, float]], epoch: int)
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.2, 5)), min_size=1, max_size=5))
 def test_first_ends_with_the_last_row_of_any_source(parts: list[tuple[int, float]]) -> None:
     sizes, weights = zip(*parts, strict=True)
-    order = MixedOrder(sizes, weights, "first").order(0, chance())
+    order = MixedOrder(sizes, weights, "first").order(0, rng())
     ends = np.cumsum(sizes)
     counts = np.bincount(np.searchsorted(ends, order, side="right"), minlength=len(sizes))
     last = np.searchsorted(ends, order[-1], side="right")
@@ -74,7 +74,7 @@ def test_first_ends_with_the_last_row_of_any_source(parts: list[tuple[int, float
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.2, 5)), min_size=2, max_size=5))
 def test_all_ends_when_each_source_was_read_completely(parts: list[tuple[int, float]]) -> None:
     sizes, weights = zip(*parts, strict=True)
-    order = MixedOrder(sizes, weights, "all").order(0, chance())
+    order = MixedOrder(sizes, weights, "all").order(0, rng())
     counts = Counter(order.tolist())
     ends = np.cumsum(sizes)
     last = int(np.searchsorted(ends, order[-1], side="right"))
@@ -88,18 +88,18 @@ def test_all_ends_when_each_source_was_read_completely(parts: list[tuple[int, fl
 
 def test_passes_and_epochs_have_different_orders() -> None:
     mixed = MixedOrder([50, 500], [1, 1], "all")
-    first, second = mixed.order(0, chance(0)), mixed.order(1, chance(1))
+    first, second = mixed.order(0, rng(0)), mixed.order(1, rng(1))
     passes = first[first < 50][:500].reshape(10, 50)
 
-    assert mixed.order(0, chance(0)).tolist() == first.tolist() != second.tolist()
+    assert mixed.order(0, rng(0)).tolist() == first.tolist() != second.tolist()
     assert len({tuple(one) for one in passes.tolist()}) == 10
     assert all(sorted(one) == list(range(50)) for one in passes.tolist())
-    assert MixedOrder([2, 2], [1, 1], "all", shuffle=False).order(0, chance()).tolist() == [0, 2, 1, 3]
+    assert MixedOrder([2, 2], [1, 1], "all", shuffle=False).order(0, rng()).tolist() == [0, 2, 1, 3]
 
 
 def test_the_number_of_calls_does_not_grow_with_the_rows() -> None:
     few, many = (
-        counted_calls(lambda n=n: MixedOrder([3 * n, 3 * n, 4 * n], [0.5, 0.3, 0.2], "all").order(0, chance()))[1]
+        counted_calls(lambda n=n: MixedOrder([3 * n, 3 * n, 4 * n], [0.5, 0.3, 0.2], "all").order(0, rng()))[1]
         for n in (10_000, 100_000)
     )
 

@@ -41,9 +41,9 @@ ENCODER = build_row_tokenizer(CONFIG, tokenizer=byte_tokenizer(), context_length
 def write_documents(folder: Path, sizes: list[int]) -> Counter[int]:
     """Write a file with each of these numbers of documents; return how often each token occurs."""
     folder.mkdir()
-    chance, counts = np.random.default_rng(3), Counter[int]()
+    rng, counts = np.random.default_rng(3), Counter[int]()
     for number, size in enumerate(sizes):
-        texts = ["abcdefgh"[document % 8] * int(chance.integers(1, 60)) for document in range(size)]
+        texts = ["abcdefgh"[document % 8] * int(rng.integers(1, 60)) for document in range(size)]
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
         (folder / f"part-{number}.jsonl").write_text(lines, encoding="utf-8")
         counts.update(token for text in texts for token in ENCODER.formatter.tokenizer(text)["input_ids"])

@@ -67,11 +67,11 @@ def write_shards(folder: Path, sizes: "list[int]", *, broken: frozenset[int] = f
     """Write a file with each of these numbers of rows; rows whose number over all files is in `broken` are invalid
     JSON."""
     folder.mkdir(exist_ok=True)
-    chance, number = np.random.default_rng(3), 0
+    rng, number = np.random.default_rng(3), 0
     for index, size in enumerate(sizes):
         lines = []
         for _ in range(size):
-            row = {"question": "q" * int(chance.integers(1, 40)), "answer": f"a{number}"}
+            row = {"question": "q" * int(rng.integers(1, 40)), "answer": f"a{number}"}
             lines.append("{broken\n" if number in broken else json.dumps(row) + "\n")
             number += 1
         (folder / f"part-{index:02}.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -14,8 +14,8 @@ def test_each_shard_is_in_one_shard_group_that_depends_on_the_seed(
     sizes: list[float], num_groups: int, seed: int | None
 ) -> None:
     def dealt() -> list[list[int]]:
-        chance = None if seed is None else np.random.default_rng(seed)
-        return [own.tolist() for own in assign_shards(sizes, num_groups, chance=chance)]
+        rng = None if seed is None else np.random.default_rng(seed)
+        return [own.tolist() for own in assign_shards(sizes, num_groups, rng=rng)]
 
     assert len(dealt()) == num_groups
     assert sorted(shard for own in dealt() for shard in own) == list(range(len(sizes)))
@@ -27,8 +27,8 @@ def test_each_shard_is_in_one_shard_group_that_depends_on_the_seed(
 def test_no_shard_group_has_more_than_its_share_and_one_shard(
     sizes: list[int], num_groups: int, seed: int | None
 ) -> None:
-    chance = None if seed is None else np.random.default_rng(seed)
-    longest = max(sum(sizes[shard] for shard in own) for own in assign_shards(sizes, num_groups, chance=chance))
+    rng = None if seed is None else np.random.default_rng(seed)
+    longest = max(sum(sizes[shard] for shard in own) for own in assign_shards(sizes, num_groups, rng=rng))
 
     assert longest <= sum(sizes) / num_groups + max(sizes)
 
@@ -43,7 +43,7 @@ def test_large_shards_are_distributed_first_and_read_in_order() -> None:
 
 def test_shards_of_similar_size_change_groups_between_epochs_and_groups_stay_even() -> None:
     sizes = [100 + number % 7 for number in range(40)] + [1000]
-    first, second = (assign_shards(sizes, 4, chance=np.random.default_rng(seed)) for seed in (1, 2))
+    first, second = (assign_shards(sizes, 4, rng=np.random.default_rng(seed)) for seed in (1, 2))
 
     assert [set(own.tolist()) for own in first] != [set(own.tolist()) for own in second]
     for dealt in (first, second):

@@ -79,16 +79,16 @@ def kernel() -> Iterator[None]:
 
 def example(*, parts: tuple[tuple[int, int], ...] | None, block_tokens: int = 16) -> tuple[Any, ...]:
     """Return queries, pools and a pass, of one token of each row or of `parts`, with blocks in any order."""
-    chance = torch.Generator().manual_seed(0)
-    blocks = torch.randperm(len(LENGTHS) * WIDTH, generator=chance) + RESERVED
+    rng = torch.Generator().manual_seed(0)
+    blocks = torch.randperm(len(LENGTHS) * WIDTH, generator=rng) + RESERVED
     rows = [
         row[: -(-length // block_tokens)]
         for row, length in zip(blocks.view(len(LENGTHS), WIDTH).tolist(), LENGTHS, strict=True)
     ]
     counts = [1] * len(LENGTHS) if parts is None else [tokens for tokens, _ in parts]
     starts = torch.tensor([0, *counts]).cumsum(0).int()
-    pools = torch.randn(2, RESERVED + len(blocks), block_tokens, HEADS, SIZE, generator=chance)
-    query = torch.randn(sum(counts), HEADS * GROUP, SIZE, generator=chance)
+    pools = torch.randn(2, RESERVED + len(blocks), block_tokens, HEADS, SIZE, generator=rng)
+    query = torch.randn(sum(counts), HEADS * GROUP, SIZE, generator=rng)
     tables, lengths = table_of(rows, width=WIDTH, device=torch.device("cpu")), torch.tensor(LENGTHS, dtype=torch.int32)
     return query, pools[0], pools[1], PagedPass(tables, lengths, starts, torch.zeros(0, dtype=torch.long), parts)
 

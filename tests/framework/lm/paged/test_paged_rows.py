@@ -235,14 +235,13 @@ def test_a_forked_prompt_is_computed_once_and_shares_its_full_blocks(small: Any,
 
 
 def test_rows_that_continue_compute_only_what_is_new(small: Any, llama: Any) -> None:
-    chance = random.Random(0)
+    rng = random.Random(0)
     for slots in (1, 2, 4):
         opened = open_paged(llama, slots, prefix=PREFIX)
         said: dict[int, list[int]] = {row: list(PREFIX) for row in range(4)}
         for turn in range(3):
             requests = [
-                SlotRequest([*said[row], *(chance.randrange(2, 250) for _ in range(4))], 5, row, keep=True)
-                for row in said
+                SlotRequest([*said[row], *(rng.randrange(2, 250) for _ in range(4))], 5, row, keep=True) for row in said
             ]
             uncached = {request.row: opened.uncached_tokens(request) for request in requests}
             waiting = list(requests)

@@ -546,8 +546,8 @@ def opened(**trainer):
     lm.has_fast_products = lm.few_kernels = True
     return model
 
-chance = random.Random(1)
-rows = [{"question": chance.choice("abcdefgh") * round(4 * 150 ** chance.random())} for _ in range(300)]
+rng = random.Random(1)
+rows = [{"question": rng.choice("abcdefgh") * round(4 * 150 ** rng.random())} for _ in range(300)]
 with open("rows.jsonl", "w") as file:
     file.writelines(json.dumps(row | {"answer": "a"}) + "\\n" for row in rows)
 opened(batch_size=4).predict(rows[:2], fresh=True)

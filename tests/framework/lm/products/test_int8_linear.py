@@ -348,19 +348,19 @@ def test_slots_are_used_although_last_digits_decide_how_inputs_are_rounded(small
     plain = small.load(small.config(base_model=str(base_folder), trainer={"type": "none"}), trainable=False)
     for lm in (plain, loaded(small, base_folder)):
         small.sharpen(lm.module)
-        chance = torch.Generator().manual_seed(0)
+        rng = torch.Generator().manual_seed(0)
         for name, layer in lm.module.named_modules():
             if name.endswith("o_proj"):  # the attention of another library, or of a larger model
-                layer.register_forward_pre_hook(partial(change_last_digits, chance))
+                layer.register_forward_pre_hook(partial(change_last_digits, rng))
         errors.append(largest_error(lm, support=support))
         assert lm.slot_support == support
         assert rounding_limit(lm) == (TOLERANCE[torch.float32] if lm is plain else INT8_TOLERANCE)
     assert errors[1] > errors[0]
 
 
-def change_last_digits(chance: torch.Generator, layer: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+def change_last_digits(rng: torch.Generator, layer: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
     # In a larger model, 1e-6 is enough to round a few of many inputs to another integer.
-    return inputs[0] * (1 + 3e-5 * torch.randn(inputs[0].shape, generator=chance))
+    return inputs[0] * (1 + 3e-5 * torch.randn(inputs[0].shape, generator=rng))
 
 
 def test_named_modules_and_layers_that_are_not_faster_stay_in_float32(

@@ -44,25 +44,25 @@ class Talk:
 
     def next_request(self, row: int, ids: list[int]) -> SlotRequest:
         turn = self.turns[row]
-        chance = random.Random(f"{self.seed}/{row}/{turn}")
-        more = [chance.randrange(2, 250) for _ in range(chance.randint(1, 7))]
+        rng = random.Random(f"{self.seed}/{row}/{turn}")
+        more = [rng.randrange(2, 250) for _ in range(rng.randint(1, 7))]
         key = f"{row}/{turn}".encode()
-        self.prompts[row, turn] = SlotRequest([*ids, *more], chance.randint(1, 5), row, key=key, keep=self.keep)
+        self.prompts[row, turn] = SlotRequest([*ids, *more], rng.randint(1, 5), row, key=key, keep=self.keep)
         return self.prompts[row, turn]
 
     def run(self) -> "Talk":
         """Run all turns, with prefills and decode steps in random order."""
-        chance = random.Random(self.seed)
+        rng = random.Random(self.seed)
         with self.opened.lm.evaluating():
             while self.ready or self.opened.live:
                 free = self.opened.pool.layout.slots - len(self.opened.live)
-                count = min(chance.choice((0, 1, 2, 5)), free, len(self.ready))
+                count = min(rng.choice((0, 1, 2, 5)), free, len(self.ready))
                 if not count and not self.opened.live:
                     count = 1
                 if not count:
                     self.take(self.opened.step())
                     continue
-                chance.shuffle(self.ready)
+                rng.shuffle(self.ready)
                 group, self.ready = self.ready[:count], self.ready[count:]
                 self.take(self.opened.admit(group))
         self.opened.close()
