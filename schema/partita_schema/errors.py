@@ -55,7 +55,8 @@ class PartitaError(Exception):
 def is_own(frame: FrameType) -> bool:
     """Return whether a frame runs code of the user, not of partita or another package."""
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
-    installed = any(folder in frame.f_code.co_filename for folder in ("site-packages", sysconfig.get_path("stdlib")))
+    others = ("site-packages", "<frozen ", sysconfig.get_path("stdlib"))
+    installed = any(folder in frame.f_code.co_filename for folder in others)
     return package not in ("partita", "partita_trainers", "partita_schema") and not installed
 
 

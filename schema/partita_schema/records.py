@@ -29,7 +29,7 @@ class BatchSizeRecord(Record):
     """A batch size that was used, and how it was chosen."""
 
     rows = fields.Integer(required=True, strict=True, validate=validate.Range(min=1))
-    origin = fields.String(required=True, validate=validate.OneOf(("file", "tuned", "cached", "default")))
+    origin = fields.String(required=True, validate=validate.OneOf(("file", "max_tokens", "tuned", "cached", "default")))
     device = fields.String(allow_none=True)
     max_tokens = fields.Integer(allow_none=True)
     max_fitting = fields.Integer(allow_none=True, strict=True, validate=validate.Range(min=0))

@@ -51,7 +51,7 @@ def test_a_run_uses_the_configured_token_budget(colours: Any, tmp_path: Path) ->
     Model(config(colours, batching, gradient_accumulation_steps=1), quiet=True).train(run=tmp_path)
 
     size = size_of(tmp_path)
-    assert (size["origin"], size["max_tokens"]) == ("file", 300)
+    assert (size["origin"], size["max_tokens"]) == ("max_tokens", 300)
     for line in log_of(tmp_path):
         assert line["tokens"] / (1 - line["padding"]) <= 300.5
 

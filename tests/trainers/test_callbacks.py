@@ -286,8 +286,8 @@ class TooMany:
         (
             [TooMany()],
             (
-                "callbacks[0]: TooMany.on_step is called with the state as its only argument, and missing a required "
-                "argument: 'loss'; write def on_step(self, state)"
+                "callbacks[0]: TooMany.on_step cannot be called with the state as its only argument: missing a "
+                "required argument: 'loss'; write def on_step(self, state)"
             ),
         ),
         (
@@ -352,7 +352,7 @@ def test_a_callback_of_the_configuration_is_created_with_its_options(tmp_path: P
         (
             {"target": "goals_of_a_test:Goal", "options": {"los": 1}},
             (
-                "callbacks[0].options: Goal is created with these keyword arguments, and got an unexpected keyword "
+                "callbacks[0].options: Goal cannot be created with these keyword arguments: got an unexpected keyword "
                 "argument 'los'"
             ),
         ),

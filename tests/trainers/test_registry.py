@@ -39,6 +39,22 @@ def test_a_custom_class_is_built_from_its_section() -> None:
     assert trainer.config is section
 
 
+class WithoutInit:
+    def train(self, context: Any) -> None: ...
+
+
+class WithoutTrain:
+    def __init__(self, section: CustomTrainer) -> None: ...
+
+
+class TrainsWithoutContext(WithoutTrain):
+    def train(self) -> None: ...
+
+
+class Async(WithoutTrain):
+    async def train(self, context: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
@@ -53,7 +69,29 @@ def test_a_custom_class_is_built_from_its_section() -> None:
         ),
         (
             "argparse:Action",
-            "trainer.target: Action is created with the trainer section as its only argument, and missing a required",
+            "trainer.target: Action cannot be created with the trainer section as its only argument: missing a",
+        ),
+        (
+            f"{__name__}:WithoutInit",
+            (
+                "trainer.target: WithoutInit cannot be created with the trainer section as its only argument: it has "
+                "no __init__; write def __init__(self, section)"
+            ),
+        ),
+        (
+            f"{__name__}:WithoutTrain",
+            "trainer.target: WithoutTrain has no method train; write def train(self, context)",
+        ),
+        (
+            f"{__name__}:TrainsWithoutContext",
+            (
+                "trainer.target: TrainsWithoutContext.train cannot be called with the context as its only argument: "
+                "too many positional arguments; write def train(self, context)"
+            ),
+        ),
+        (
+            f"{__name__}:Async",
+            "trainer.target: Async.train is async and would never run; write def train(self, context)",
         ),
     ],
 )

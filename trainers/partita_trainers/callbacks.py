@@ -275,7 +275,7 @@ def check_callback(callback: object, *, key: str) -> None:
         except ValueError:  # a function of C that does not say what it takes
             continue
         except TypeError as error:
-            message = f"{name}.{hook} is called with the state as its only argument, and {error}"
+            message = f"{name}.{hook} cannot be called with the state as its only argument: {error}"
             raise ConfigError([Problem(key, f"{message}; write def {hook}(self, state)")]) from None
     for other in others:
         logger.warning("%s: %s.%s is never called; the methods are %s", key, name, other, ", ".join(HOOKS))

@@ -113,6 +113,7 @@ def build_class(
         with importable(folder):
             check_signature(load_class(section.target), section)
             trainer = make(section.target, section)
+        check_train(trainer)
         check_probe(trainer, section)
         return trainer
     if section.type not in TRAINERS:
@@ -170,7 +171,7 @@ def callback_classes(sections: Sequence[CallbackConfig], *, folder: Path | None 
         try:
             check_arguments(kind, **section.options)
         except TypeError as error:
-            message = f"{kind.__name__} is created with these keyword arguments, and {error}"
+            message = f"{kind.__name__} cannot be created with these keyword arguments: {error}"
             raise ConfigError([Problem(f"callbacks[{number}].options", message)]) from None
     return kinds
 
@@ -192,8 +193,27 @@ def check_signature(kind: type, section: CustomTrainer) -> None:
     try:
         check_arguments(kind, section)
     except TypeError as error:
-        message = f"{kind.__name__} is created with the trainer section as its only argument, and {error}"
+        has_init = any("__init__" in vars(base) for base in kind.__mro__[:-1])
+        reason = str(error) if has_init else "it has no __init__"
+        message = f"{kind.__name__} cannot be created with the trainer section as its only argument: {reason}"
         raise ConfigError([Problem("trainer.target", f"{message}; write def __init__(self, section)")]) from None
+
+
+def check_train(trainer: Trainer) -> None:
+    """Raise ConfigError if a trainer has no method `train` that can be called with the context."""
+    name, method = type(trainer).__name__, getattr(trainer, "train", None)
+    if not callable(method):
+        reason = f"{name} has no method train"
+    elif inspect.iscoroutinefunction(method):
+        reason = f"{name}.train is async and would never run"
+    else:
+        try:
+            check_arguments(method, None)
+        except TypeError as error:
+            reason = f"{name}.train cannot be called with the context as its only argument: {error}"
+        else:
+            return
+    raise ConfigError([Problem("trainer.target", f"{reason}; write def train(self, context)")])
 
 
 def check_probe(trainer: Trainer, section: CustomTrainer) -> None:

@@ -122,7 +122,7 @@ def print_record(
         shown["chosen_by_the_run"] = dict(chosen)
     shown |= {name: plan.record() for name, plan in plans._asdict().items() if plan is not None}
     if planned is not None:
-        shown["data"] = {**planned.plan.record(), "assumed": planned.assumed}
+        shown["data"] = {**planned.plan.record(), "assumed": planned.assumed, "bad_rows": planned.bad_rows}
     print(json.dumps(shown, indent=2, ensure_ascii=False))
 
 
@@ -149,7 +149,7 @@ def print_comments(plans: Plans, planned: "FilePlan | None", *, chosen: Mapping[
     sections = {
         "chosen by the run": lines_of_chosen(chosen),
         **{TITLES.get(name, name): plan.lines() for name, plan in plans._asdict().items() if plan is not None},
-        "data": [*planned.plan.lines(), planned.assumed] if planned is not None else [],
+        "data": [*planned.plan.lines(), planned.assumed, planned.bad_rows] if planned is not None else [],
     }
     for title, lines in sections.items():
         if lines:

@@ -140,6 +140,10 @@ def print_preview(preview: "Preview", console: "Console") -> None:
         if len(preview.left_out) > SHOWN_REASONS:
             others = counted(len(preview.left_out) - SHOWN_REASONS, "more reason")
             console.print(f"  and {others}; partita preview --ledger shows all", style=REFUSED)
+        if preview.accepted is not None:
+            console.print(
+                f"data.max_bad_rows accepts {preview.accepted}, and train stops at more", style=REFUSED, markup=False
+            )
     print_lengths(preview.lengths, limit=preview.limit, console=console)
 
 

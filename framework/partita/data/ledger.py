@@ -116,6 +116,20 @@ def most_frequent(reasons: Counter[str], *, number: int) -> list[tuple[str, int]
     return [*shown, (OTHER, others)] if others else shown
 
 
+def reasons_in_words(counts: RowCounts) -> str:
+    """Return the two most frequent reasons why rows are left out, with their numbers; of a single one only its text."""
+    main = most_frequent(counts.reasons, number=2)
+    return main[0][0] if len(main) == 1 else "; ".join(f"{number:,} x {reason}" for reason, number in main)
+
+
+def accepted_if_exceeded(left_out: float, *, rows: int, max_bad_rows: int | float) -> str | None:
+    """Return in words how many of `rows` may be left out; None if `left_out` are no more than that."""
+    is_share = isinstance(max_bad_rows, float)
+    if left_out <= (max_bad_rows * rows if is_share else max_bad_rows):
+        return None
+    return f"{max_bad_rows:g} of all rows" if is_share else counted(int(max_bad_rows), "row")
+
+
 class Ledger:
     """Count rows by split and quarantine the bad ones. Without a folder, only count."""
 
@@ -228,15 +242,14 @@ class Ledger:
         """Raise DataError if more rows are left out than `max_bad_rows`; `total` defaults to all rows read."""
         left_out = sum(counts.left_out for counts in self.splits.values())
         total = total or sum(counts.rows for counts in self.splits.values())
-        limit = self._max_bad_rows
-        accepted = limit * total if isinstance(limit, float) else limit
-        if left_out - self._accepted <= accepted:
+        judged = left_out - self._accepted
+        accepted = accepted_if_exceeded(judged, rows=total, max_bad_rows=self._max_bad_rows)
+        if accepted is None:
             return
-        shown = f"{limit:g} of all rows" if isinstance(limit, float) else counted(limit, "row")
         hint = f"; see {self._folder / QUARANTINE}" if self._folder is not None else ""
         self.save()
         raise DataError(
-            f"{left_out:,} of {counted(total, 'row')} cannot be used, and data.max_bad_rows accepts {shown}{hint}:\n"
+            f"{left_out:,} of {counted(total, 'row')} cannot be used, and data.max_bad_rows accepts {accepted}{hint}:\n"
             + self.main_reasons()
         )
 

@@ -16,7 +16,15 @@ from partita.data.dialogue import expanded
 from partita.data.eval_rows import build_eval_rows
 from partita.data.formatting.row_tokenizer import Example, RowTokenizer
 from partita.data.labels import find_labels, rows_with_known_labels
-from partita.data.ledger import LEDGER, QUARANTINE, Ledger, RowCounts, read_counts, read_quarantine
+from partita.data.ledger import (
+    LEDGER,
+    QUARANTINE,
+    Ledger,
+    RowCounts,
+    accepted_if_exceeded,
+    read_counts,
+    read_quarantine,
+)
 from partita.data.rows import Rows
 from partita.data.run_data import open_run_data
 from partita.data.sources.sources import found_in_files, open_rows
@@ -68,6 +76,8 @@ class Preview:
     """Rows in the split; a dialogue counts as one. For a stream, the rows that were read."""
     left_out: Counter[str]
     """Number of measured rows that cannot be used, by their first reason; unreadable rows of the source included."""
+    accepted: str | None
+    """How many rows data.max_bad_rows accepts, if a larger share of the measured rows cannot be used; else None."""
     limit: int | None
     """Maximum length of an example in tokens; None if there is none, or if it holds for each answer of a pair."""
     chat: bool
@@ -116,11 +126,15 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         first, some = expanded(first, row_tokenizer.expander), expanded(some, row_tokenizer.expander)
     shown = preview_rows(first.select(range(min(count, len(first)))), row_tokenizer, schema, supervised=supervised)
     measured = preview_rows(some, row_tokenizer, schema, supervised=supervised)
+    left_out = Counter([*(row.reasons[0] for row in measured if row.reasons), *(row.reason for row in rows.bad)])
     return Preview(
         rows=tuple(shown),
         lengths=np.array([row.tokens for row in measured if not row.reasons]),
         num_rows=len(rows),
-        left_out=Counter([*(row.reasons[0] for row in measured if row.reasons), *(row.reason for row in rows.bad)]),
+        left_out=left_out,
+        accepted=accepted_if_exceeded(
+            left_out.total(), rows=len(measured) + len(rows.bad), max_bad_rows=config.data.max_bad_rows
+        ),
         limit=None if config.output_features[0].has_pairs else row_tokenizer.max_length,
         chat=row_tokenizer.formatter.chat and formats != ("segments",),
         supervised=supervised,

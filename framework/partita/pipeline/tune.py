@@ -66,6 +66,8 @@ def run_sizes(
     with training_probe(trainer, pipeline, shape, needed=needed, process_group=tuner.process_group) as probe:
         if shape is not None and sizes.training is None:
             size = tuner.user_set("training", shape.user_set)
+            if size is not None and shape.user_set is not None:
+                size = replace(size, origin="max_tokens")
             if size is None and probe is not None:
                 size = tuner.training(probe, shape)
             elif probe is not None:

@@ -38,6 +38,8 @@ def origin(size: BatchSize) -> str:
     """Describe the origin of the size."""
     if size.origin == "file":
         return "as the file says"
+    if size.origin == "max_tokens":
+        return "as many of the longest as data.batching.max_tokens allows"
     if size.origin == "default":
         return "the default"
     source = "tuned" if size.origin == "tuned" else "cached and checked again"

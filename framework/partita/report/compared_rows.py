@@ -8,7 +8,7 @@ from pathlib import Path
 from partita.data.episode import Episode, from_line, successes
 from partita.report.evaluation import Evaluation, OutputColumn, read_evaluation
 from partita.report.row_shares import EPISODE
-from partita.report.simulated import HISTORIES, transcript_files
+from partita.report.simulated import HISTORIES, ROUND, round_files, transcript_files
 from partita.runs.listing import SPLITS, RunSummary
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, OutputResult, RecordedRow
 from partita.simulation.report import numbers_of
@@ -71,7 +71,12 @@ def load_rows(runs: Sequence[RunSummary], *, split: str | None) -> ComparedRows:
     outputs = common_outputs(names, loaded)
     for evaluation in loaded:
         evaluation.outputs = {name: evaluation.outputs[name] for name in outputs}
-    indices, notes = common_rows(names, loaded, chosen)
+    try:
+        indices, notes = common_rows(names, loaded, chosen)
+    except DataError as error:
+        if split is None and chosen.startswith(ROUND):
+            return ComparedRows(names, notes=[str(error)])  # runs that learned from other tasks
+        raise
     if any(len(rows) < len(evaluation) for rows, evaluation in zip(indices, loaded, strict=True)):
         notes += drop_ranks(loaded)
     selected = [evaluation.select(chosen_rows) for evaluation, chosen_rows in zip(loaded, indices, strict=True)]
@@ -115,14 +120,18 @@ def evaluations_of(folder: Path) -> dict[str, Load]:
             found[path.stem] = lambda path=path: read_evaluation(path)  # type: ignore[misc]
     for history, path in transcript_files(folder).items():
         found.setdefault(history, lambda path=path: rows_of(read_episodes(path), path.stem))  # type: ignore[misc]
+    for name, path in round_files(folder).items():
+        found.setdefault(name, lambda path=path, name=name: rows_of(read_episodes(path), name))  # type: ignore[misc]
     return found
 
 
 def choose_split(available: Sequence[Mapping[str, Load]]) -> str | None:
-    """Return the first split that all runs have: test, validation, another one, or a history."""
+    """Return the first split that all runs have: test, validation, another one, a history, or the last round."""
     common = [name for name in available[0] if all(name in one for one in available)]
-    others = [name for name in common if name not in SPLITS + HISTORIES]
-    return next((name for name in (*SPLITS, *others, *reversed(HISTORIES)) if name in common), None)
+    rounds = [name for name in common if name.startswith(ROUND)]
+    others = [name for name in common if name not in (*SPLITS, *HISTORIES, *rounds)]
+    order = (*SPLITS, *others, *reversed(HISTORIES), *reversed(rounds))
+    return next((name for name in order if name in common), None)
 
 
 def advice_for(run: RunSummary, split: str, available: Sequence[Mapping[str, Load]]) -> str:
@@ -135,8 +144,10 @@ def advice_for(run: RunSummary, split: str, available: Sequence[Mapping[str, Loa
     if split in HISTORIES:
         return f"simulate with partita simulate {folder}"
     if split in SPLITS:
-        command = f"evaluate it again with partita evaluate {folder}"
+        command = f"evaluate it again with {evaluate_command(run)}"
         return command if is_finished(run) else how_to_finish(run)
+    if split.startswith(ROUND):
+        return "compare a round that all runs have"
     return f"evaluate it on that file with partita evaluate {folder} --dataset FILE"
 
 
@@ -151,13 +162,24 @@ def how_to_finish(run: RunSummary) -> str:
     return f"finish {run.folder} first, with the command that {shown} prints"
 
 
+def evaluate_command(run: RunSummary) -> str:
+    """Return the command that writes results of rows of a run, which takes the rows from the file if it has any."""
+    data = run.config.get("data") or {}
+    has_rows = not run.config or any(data.get(key) for key in ("source", "mix", "validation", "test"))
+    return f"partita evaluate {shlex.quote(str(run.folder))}{'' if has_rows else ' --dataset FILE'}"
+
+
 def missing_note(runs: Sequence[RunSummary], available: Sequence[Mapping[str, Load]]) -> str:
-    """Return why rows cannot be compared, and what to do."""
+    """Return why rows cannot be compared, and what to do: simulate, if all runs can, or evaluate."""
     both = list(zip(runs, available, strict=True))
     there = "; ".join(f"{run.name} has {', '.join(found) or 'none'}" for run, found in both)
-    lacking = [run for run, found in both if not found]
-    commands = ", ".join(f"partita evaluate {shlex.quote(str(run.folder))}" for run in lacking if is_finished(run))
-    advice = [f"write them with {commands}"] if commands else []
+    if all(run.config.get("simulation") for run in runs):
+        lacking = [run for run, found in both if not any(history in found for history in HISTORIES)]
+        commands = [f"partita simulate {shlex.quote(str(run.folder))}" for run in lacking if is_finished(run)]
+    else:
+        lacking = [run for run, found in both if not found]
+        commands = [evaluate_command(run) for run in lacking if is_finished(run)]
+    advice = [f"write them with {', '.join(commands)}"] if commands else []
     advice += [how_to_finish(run) for run in lacking if not is_finished(run)]
     what = "; ".join(advice or ["evaluate the runs on the same dataset"])
     return f"the runs have no results of the same rows ({there}), so nothing is compared row by row; {what}"
@@ -196,6 +218,9 @@ def common_rows(
     counts = ", ".join(f"{name} {len(one):,}" for name, one in zip(names, places, strict=True))
     if not keys:
         why = "with the same references" if equal else "with the same content" if shared else "in common"
+        if EPISODE in evaluations[0].outputs:
+            advice = "simulate the same tasks with all of them (partita simulate RUN)"
+            raise DataError(f"the runs have different {split} dialogues ({counts}), none of them {why}; {advice}")
         raise DataError(
             f"the runs were evaluated on different {split} rows ({counts}), none of them {why}; evaluate all of them "
             "on the same file with partita evaluate RUN --dataset FILE"

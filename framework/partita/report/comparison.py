@@ -12,7 +12,7 @@ from partita.report.compared_rows import ComparedRows, load_rows
 from partita.report.disagreements import Disagreement, balanced, disagreements
 from partita.report.measures import READABLE, MetricEstimate, main_measure, measure_rows
 from partita.report.row_shares import EPISODE, SUCCESS
-from partita.report.simulated import transcript_files
+from partita.report.simulated import ROUND, transcript_files
 from partita.runs.listing import RunSummary, is_run, main_metrics, read_summary
 from partita.runs.manifest import sibling_runs
 from partita.runs.settings import leaves
@@ -70,7 +70,10 @@ class Comparison:
     def subject(self) -> str:
         """What was compared row by row, such as `380 rows of test` or `30 dialogues with predicted history`."""
         if any(one.output == EPISODE for pair in self.pairs for one in pair.agreement):
-            return f"{counted(self.rows, 'dialogue')} with {self.split} history"
+            dialogues, split = counted(self.rows, "dialogue"), str(self.split)
+            if split.startswith(ROUND):
+                return f"{dialogues} of round {split.removeprefix(ROUND)}, with the weights before its training"
+            return f"{dialogues} with {split} history"
         return f"{counted(self.rows, 'row')} of {self.split}"
 
     def __str__(self) -> str:

@@ -14,6 +14,8 @@ TRANSCRIPTS = "transcripts"
 OUTCOMES = "simulation.json"
 """File of the numbers of a simulation, next to its transcripts."""
 HISTORIES = ("gold", "predicted")
+ROUND = "round-"
+"""Start of the name of the dialogues of a round of self-training."""
 
 
 def transcript_folder(folder: Path) -> Path:
@@ -25,6 +27,13 @@ def transcript_files(folder: Path) -> dict[str, Path]:
     """Return the transcripts of finished simulations in a run directory or a folder of transcripts, by history."""
     paths = {history: transcript_folder(folder) / f"{history}.jsonl" for history in HISTORIES}
     return {history: path for history, path in paths.items() if path.is_file()}
+
+
+def round_files(folder: Path) -> dict[str, Path]:
+    """Return the transcripts of the finished rounds of self-training in a run directory, as `round-1` and so on."""
+    numbers = sorted(int(path.name) for path in (folder / "rounds").glob("[0-9]*") if path.name.isdecimal())
+    files = {number: transcript_files(folder / "rounds" / str(number)).get(HISTORIES[-1]) for number in numbers}
+    return {f"{ROUND}{number}": path for number, path in files.items() if path is not None}
 
 
 def read_simulations(folder: Path) -> dict[str, list[Episode]]:

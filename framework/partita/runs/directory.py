@@ -84,11 +84,15 @@ class RunDirectory:
         self.trackers.log({f"{split}/{key}": value for key, value in metrics.items()}, step=step)
 
     def note(self, **values: Any) -> None:
-        """Store values in manifest.json, with what the run has taken so far."""
-        self.manifest |= values if self.cost is None else {"cost": self.cost_so_far, **values}
-        self.manifest["updated"] = now()
-        manifest = sealed(without_infinities(ManifestRecord().dump(self.manifest)))
-        write_atomically(self.folder / "manifest.json", strict_json(manifest, indent=2) + "\n")
+        """Store values in manifest.json, with what the run has taken so far.
+
+        If one of the values cannot be written, none of them is kept, so that the next ones can be written.
+        """
+        cost = {} if self.cost is None else {"cost": self.cost_so_far}
+        noted = {**self.manifest, **cost, **values, "updated": now()}
+        manifest = strict_json(sealed(without_infinities(ManifestRecord().dump(noted))), indent=2)
+        self.manifest = noted
+        write_atomically(self.folder / "manifest.json", f"{manifest}\n")
 
     @property
     def cost_so_far(self) -> dict[str, float]:

@@ -3,11 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from partita.data.splits import TEST, TRAINING, VALIDATION
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.pipeline.evaluate import LocalEvaluator, evaluate_dataset
 from partita.pipeline.row_recorder import RecordedEvaluation
 from partita.runs.directory import RunDirectory
+from partita_schema.common.text import nearest
+from partita_schema.errors import TrainingError
 from partita_trainers.base import Metrics
+
+SPLITS = (TRAINING, VALIDATION, TEST)
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,14 @@ class Evaluations:
             generated: Whether answers are generated and scored.
             max_rows: Number of rows for which answers are generated, evenly spaced; None for all.
             step: Training step of the weights.
+
+        Raises:
+            TrainingError: There is no split of this name.
         """
+        if split not in SPLITS:
+            near = nearest(split, SPLITS)
+            hint = f"did you mean {near[0]}?" if near else f"the splits are {', '.join(SPLITS)}"
+            raise TrainingError(f"there is no split {split} to evaluate", hint)
         if split not in self.datasets:
             return {}
         recorded = generated or max_rows is None

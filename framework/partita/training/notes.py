@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from partita.data.ledger import Ledger, most_frequent
+from partita.data.ledger import Ledger, reasons_in_words
 from partita.data.run_data import RunData
 from partita.data.splits import VALIDATION
 from partita.data.training_rows import only_label
@@ -211,9 +211,7 @@ def log_left_out(ledger: Ledger, directory: RunDirectory) -> None:
     ledger.log_warnings()
     for split, counts in ledger.splits.items():
         if counts.left_out:
-            main = most_frequent(counts.reasons, number=2)
-            reasons = main[0][0] if len(main) == 1 else "; ".join(f"{count:,} x {reason}" for reason, count in main)
-            details = (split, counts.left_out, counted(counts.rows, "row"), reasons)
+            details = (split, counts.left_out, counted(counts.rows, "row"), reasons_in_words(counts))
             logger.warning("%s: %d of %s left out (%s); see %s", *details, directory.folder / "quarantine.jsonl")
         if counts.cut:
             cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")

@@ -6,9 +6,10 @@ from typing import Any
 
 from partita.data.dialogue import expanded
 from partita.data.labels import find_labels
-from partita.data.ledger import Ledger
+from partita.data.ledger import Ledger, RowCounts, accepted_if_exceeded, reasons_in_words
 from partita.data.loader import Loader
-from partita.data.run_data import open_run_data
+from partita.data.run_data import RunData, open_run_data
+from partita.data.splits import TRAINING
 from partita.data.streams.loader import StreamLoader
 from partita.data.streams.shard_group import ShardPlan
 from partita.data.tokenized import TokenizedDataset
@@ -31,6 +32,8 @@ class FilePlan:
     plan: DataPlan
     assumed: str
     """Assumed batch size as text; empty if the file sets it."""
+    bad_rows: str = ""
+    """Training rows that cannot be used, as text; empty if there are none."""
     repeated_tokens: float = 0.0
     """See `TokenizedDataset.repeated_tokens`."""
 
@@ -64,7 +67,24 @@ def plan_of_file(config: Config, *, folder: Path, dataset: Any = None) -> FilePl
         batches_per_step=shape.batches_per_step(config.trainer, size),
         folder=folder,
     )
-    return FilePlan(plan_of_loader(config, shape, size, setup.open()), assumed, encoded.repeated_tokens)
+    plan = plan_of_loader(config, shape, size, setup.open())
+    return FilePlan(plan, assumed, describe_bad_rows(ledger.split(TRAINING), data, config), encoded.repeated_tokens)
+
+
+def describe_bad_rows(counts: RowCounts, data: RunData, config: Config) -> str:
+    """Return how many training rows cannot be used and why, and whether training would stop because of them."""
+    if not counts.left_out:
+        return ""
+    streamed, limit = data.streams is not None, config.data.max_bad_rows
+    of = "the first " if streamed else ""
+    text = f"{counts.left_out:,} of {of}{counted(counts.rows, 'training row')} left out ({reasons_in_words(counts)})"
+    total = counts.rows + sum(len(rows) for split, rows in data.splits.items() if split != TRAINING)
+    accepted = accepted_if_exceeded(counts.left_out, rows=total, max_bad_rows=limit)
+    if accepted is None:
+        return text
+    # More rows of a stream may follow, which can make the share smaller.
+    stops = "train stops at more" if streamed and isinstance(limit, float) else "train would stop"
+    return f"{text}; data.max_bad_rows accepts {accepted}, and {stops}"
 
 
 def plan_of_loader(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader | StreamLoader) -> DataPlan:

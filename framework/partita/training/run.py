@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from partita.data.ledger import Ledger
@@ -38,6 +39,7 @@ from partita.training.notes import (
     warn_of_replaced_mix,
     warn_of_single_labels,
 )
+from partita.training.trainer_result import check_result, save_unless_saved
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_trainers.base import Trainer, TrainerContext, TrainResult
@@ -139,7 +141,9 @@ def run_trainer(
     )
     result = train_and_note(trainer, context, run, directory, tuner=tuner, streamed=data.streams is not None)
     if config.trainer.type == "custom":
-        process_group.run_on_rank_zero(lambda: save_unless_saved(pipeline, directory.folder / "model"), "the model")
+        model = directory.folder / "model"
+        save = partial(save_unless_saved, pipeline, model, trainer=trainer, steps=result.steps)
+        process_group.run_on_rank_zero(save, "the model")
     return result
 
 
@@ -203,11 +207,15 @@ def train_and_note(
         directory: The open run.
         tuner: The batch-size tuner.
         streamed: Whether rows are read, and checked, while training.
+
+    Raises:
+        ConfigError: The trainer has returned something other than a result.
     """
     size, ledger = run.sizes.training, run.ledger
     try:
         with tuner.guard(size) if size is not None else nullcontext():
             result = trainer.train(context)
+        check_result(result, trainer)
         if streamed:
             ledger.check()
         if context.process_group.rank == 0:
@@ -250,12 +258,6 @@ def build_datasets(
         )
     log_left_out(ledger, directory)
     return datasets, ledger
-
-
-def save_unless_saved(pipeline: Pipeline, folder: Path) -> None:
-    """Save the model if a custom trainer has not saved it."""
-    if not folder.is_dir():
-        pipeline.lm.save(folder)
 
 
 def finished_result(directory: RunDirectory) -> TrainResult:

@@ -207,6 +207,10 @@ def detect_format(row: Mapping[str, Any], column: str) -> tuple[str, str]:
     for format_name, (needed, _) in COLUMNS.items():
         if all(row.get(name) is not None for name in needed):
             return format_name, column
+    if column in row:
+        value = row[column]
+        found = "empty" if value is None else "a text" if isinstance(value, str) else shortened(repr(value))
+        raise FormatError(f"column {column} is {found}; write a list of messages with role and content")
     raise FormatError(
         f"there is no dialogue: neither a list of messages in column {column} nor the columns of a known format; "
         f"there are {', '.join(map(str, row)) or 'no columns'}"

@@ -177,6 +177,9 @@ def test_the_reasons_why_rows_cannot_be_used_are_counted_unreadable_lines_includ
     assert "3 of 4 measured rows cannot be used:\n" in text
     assert "  2: column question is missing or empty\n" in text
     assert "  1: 4 cells, the header has 2\n" in text
+    assert "\ndata.max_bad_rows accepts 0.01 of all rows, and train stops at more\n" in text
+    config = config.model_copy(update={"data": config.data.model_copy(update={"max_bad_rows": 3})})
+    assert "data.max_bad_rows" not in printed(preview(config, folder=tmp_path, count=1), terminal=False)
 
 
 def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_any(make_config: Make) -> None:

@@ -28,6 +28,9 @@ def test_a_heading_shows_the_size_its_origin_and_the_worst_case(
     )
     assert heading("evaluation", written) == "evaluation: 8 rows, as the file says"
     assert heading("training", BatchSize(1, "default", "cpu")) == "training: 1 row, the default"
+    assert heading("training", BatchSize(4, "max_tokens", "cpu", max_tokens=512)) == (
+        "training: 4 rows, as many of the longest as data.batching.max_tokens allows; max_tokens 512"
+    )
 
 
 def test_a_heading_reports_later_out_of_memory_but_not_values_in_the_table(

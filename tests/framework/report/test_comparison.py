@@ -574,12 +574,16 @@ def episode(key: str, *, reward: float | None, status: Any = "done") -> Episode:
 
 def simulated(make_run: MakeRun, name: str, rewards: Sequence[float | None]) -> Path:
     folder = make_run(name)
+    write_dialogues(folder, rewards)
+    return folder
+
+
+def write_dialogues(folder: Path, rewards: Sequence[float | None], *, task: str = "task") -> None:
     episodes = [
-        episode(f"task {i}", reward=reward, status="done" if reward is not None else "failed")
+        episode(f"{task} {i}", reward=reward, status="done" if reward is not None else "failed")
         for i, reward in enumerate(rewards)
     ]
     write_transcript(folder / "transcripts" / "predicted.jsonl", (one.line() for one in episodes))
-    return folder
 
 
 def test_dialogues_are_compared_by_success_and_by_their_numbers(make_run: MakeRun) -> None:
@@ -606,6 +610,59 @@ def test_dialogues_of_a_model_that_was_not_trained_are_compared_without_settings
     comparison = compare_runs([tmp_path / "elsewhere", trained])
     assert (comparison.runs, comparison.rows, comparison.settings) == (["elsewhere", "b"], 2, None)
     assert comparison.notes[0] == "the settings are not compared, because elsewhere did not record them"
+
+
+def test_the_dialogues_of_the_last_round_that_all_runs_have_are_compared(make_run: MakeRun) -> None:
+    a, b = make_run("a"), make_run("b")
+    for run, rounds in ((a, ([0, 0], [0, 1], [1, 1])), (b, ([0, 0], [1, 1]))):
+        for number, rewards in enumerate(rounds, start=1):
+            write_dialogues(run / "rounds" / str(number), rewards)
+    comparison = compare_runs([a, b])
+    assert (comparison.split, comparison.subject) == (
+        "round-2",
+        "2 dialogues of round 2, with the weights before its training",
+    )
+    assert (metric(comparison, "success").first, metric(comparison, "success").second) == (0.5, 1.0)
+    assert compare_runs([a, b], split="round-1").rows == 2
+    with pytest.raises(DataError) as refused:
+        compare_runs([a, b], split="round-3")
+    assert str(refused.value) == (
+        f"{b} has no results of rows of round-3, it has round-1, round-2; compare a round that all runs have"
+    )
+
+
+def test_rounds_of_other_tasks_are_not_compared(make_run: MakeRun) -> None:
+    a, b = make_run("a"), make_run("b")
+    write_dialogues(a / "rounds" / "1", [0, 1])
+    write_dialogues(b / "rounds" / "1", [0, 1], task="other")
+    message = (
+        "the runs have different round-1 dialogues (a 2, b 2), none of them in common; simulate the same tasks with "
+        "all of them (partita simulate RUN)"
+    )
+    assert compare_runs([a, b]).notes == [message]
+    with pytest.raises(DataError, match=re.escape(message)):
+        compare_runs([a, b], split="round-1")
+
+
+def test_the_advice_for_runs_without_results_can_be_followed(make_run: MakeRun) -> None:
+    world = {"type": "environment", "environment": "bookings:Desk"}
+    own = {
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "answer", "type": "text"}],
+        "simulation": {"world": world, "tasks": {"count": 10}},
+    }
+    a, b = make_run("a", data={"source": None}, **own), make_run("b", data={"source": None}, **own)
+    c = make_run("c", data={"source": None})
+    write_dialogues(a / "rounds" / "1", [0, 1])
+    assert (
+        compare_runs([a, b])
+        .notes[0]
+        .endswith(
+            f"(a has round-1; b has none), so nothing is compared row by row; write them with partita simulate {a}, "
+            f"partita simulate {b}"
+        )
+    )
+    assert compare_runs([a, c]).notes[0].endswith(f"; write them with partita evaluate {c} --dataset FILE")
 
 
 def test_numbers_of_dialogues_are_compared_where_both_runs_have_them(make_run: MakeRun) -> None:

@@ -426,6 +426,13 @@ def test_keys_of_later_versions_stay_in_the_manifest(tmp_path: Path) -> None:
     assert manifest(tmp_path)["added_later"] == {"x": [1]}
 
 
+def test_a_value_that_cannot_be_written_does_not_stay_in_the_manifest(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="many"), opened(tmp_path) as run:
+        run.note(steps="many")
+    assert manifest(tmp_path)["status"] == "failed"
+    assert "many" in manifest(tmp_path)["error"]
+
+
 def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
     value = {"a": [float("nan"), (float("inf"), 1.5)], "b": {"c": -float("inf")}, "d": "NaN", "e": True}
     assert json.loads(strict_json(value)) == {"a": [None, [None, 1.5]], "b": {"c": None}, "d": "NaN", "e": True}

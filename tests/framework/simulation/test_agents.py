@@ -192,7 +192,7 @@ def test_a_program_that_fails_in_one_dialogue_does_not_affect_the_others(folder:
     report = simulated(folder, tmp_path / "bad", agents={"user": bad}, world=world, limits=limits, batch_size=64)
 
     reasons = {
-        3: "agent user: OSError: nobody is in",
+        3: "agent user: OSError: nobody is in (agents_of_tests.py, line 32)",
         13: "agent user: act gave ",
         23: "timeout: agent user gave no reply within 2 s (limits.step_seconds)",
     }

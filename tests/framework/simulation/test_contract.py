@@ -1,5 +1,6 @@
 """Tests of the checks of what environments and checkers return."""
 
+import json
 import re
 from typing import Any
 
@@ -13,11 +14,24 @@ from partita.simulation.contract import (
     Verdict,
     check_step_result,
     check_verdict,
+    describe_program_error,
     metrics_of,
     reward_of,
 )
 from partita.simulation.report import column, outcomes_of
 from partita.simulation.worlds import BackgroundCloser, EnvironmentWorld
+
+
+def test_an_error_has_the_innermost_line_of_the_users_code() -> None:
+    def broken() -> None:
+        json.loads("{")  # raises within the standard library
+
+    with pytest.raises(json.JSONDecodeError) as raised:
+        broken()
+    line = broken.__code__.co_firstlineno + 1
+    text = describe_program_error(raised.value)
+    assert text == f"JSONDecodeError: {raised.value} (test_contract.py, line {line})"
+    assert describe_program_error(ValueError("made here")) == "ValueError: made here"
 
 
 def test_numbers_of_numpy_are_converted() -> None:

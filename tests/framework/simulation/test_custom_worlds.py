@@ -120,12 +120,12 @@ def test_a_world_that_misbehaves_fails_only_its_dialogue(folder: Path, tmp_path:
     report = simulated(folder, tmp_path, world=world("Broken"), agents={}, limits=limits)
 
     reasons = {
-        1: "world: OSError: nobody is in",
+        1: "world: OSError: nobody is in (plays_of_tests.py, line 134)",
         2: "world: run gave 'agent'; yield partita.simulation.RequestTurn(), with an agent's name in it",
         3: "world: run asks 'gest'; the agents of the file are agent",
         4: "timeout: no answer within 1 s (limits.step_seconds)",
         5: "world: run gave None; write it with yield",
-        6: "world: SystemExit: 3",
+        6: "world: SystemExit: 3 (plays_of_tests.py, line 142)",
     }
     for number, line in enumerate(transcripts(tmp_path)):
         assert (line["status"], line["reason"]) == ("failed" if number in reasons else "done", reasons.get(number))
@@ -142,18 +142,19 @@ def test_an_error_that_is_no_exception_fails_its_dialogue_at_once(folder: Path, 
 
     reasons = [line["reason"] for name in ("world", "agent", "checker") for line in transcripts(tmp_path / name)]
     assert reasons == [
-        "world: CancelledError",
-        "world: KeyboardInterrupt",
-        "agent user: CancelledError",
-        "checker: CancelledError: no more checks",
+        "world: CancelledError (plays_of_tests.py, line 152)",
+        "world: KeyboardInterrupt (plays_of_tests.py, line 152)",
+        "agent user: CancelledError (agents_of_tests.py, line 43)",
+        "checker: CancelledError: no more checks (agents_of_tests.py, line 61)",
     ]
 
 
 def test_a_world_that_fails_when_closed_fails_its_dialogue(folder: Path, tmp_path: Path) -> None:
     simulated(folder, tmp_path, world=world("Grudging"), agents={}, tasks={"count": 4}, max_turns=2)
 
+    reason = "world: OSError: the door is stuck (plays_of_tests.py, line 70)"
     for line in transcripts(tmp_path):
-        assert (line["status"], line["reason"]) == ("failed", "world: OSError: the door is stuck")
+        assert (line["status"], line["reason"]) == ("failed", reason)
 
 
 def test_the_end_of_a_world_does_not_turn_a_failure_into_a_success(folder: Path, tmp_path: Path) -> None:
@@ -165,7 +166,9 @@ def test_the_end_of_a_world_does_not_turn_a_failure_into_a_success(folder: Path,
     ends = [(line["status"], line["reason"], line["reward"]) for line in transcripts(tmp_path / "cut")]
     assert ends == [("truncated", "turns", 1.0)] * 2
     ends = [(line["status"], line["reason"], line["reward"]) for line in transcripts(tmp_path / "failed")]
-    assert ends == [("done", None, 1.0)] * 3 + [("failed", "agent guest: OSError: nobody is in", None)]
+    assert ends == [("done", None, 1.0)] * 3 + [
+        ("failed", "agent guest: OSError: nobody is in (agents_of_tests.py, line 32)", None)
+    ]
 
 
 def test_everything_a_world_yields_is_checked(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

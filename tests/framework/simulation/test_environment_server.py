@@ -88,11 +88,11 @@ def test_environments_that_hang_or_are_left_at_the_end_are_killed(tmp_path: Path
 @pytest.mark.parametrize(
     ("number", "reason"),
     [
-        (3, "OSError: the desk is closed"),
+        (3, "OSError: the desk is closed (worlds_of_tests.py, line 41)"),
         (43, "step gave 'what?'; give (messages, reward, terminated, truncated, info)"),
         (63, "its process ended with exit code 3"),
         (83, "its process was ended by SIGSEGV"),
-        (103, "SystemExit: 4"),
+        (103, "SystemExit: 4 (worlds_of_tests.py, line 144)"),
     ],
 )
 def test_failures_of_an_environment_are_reported(tmp_path: Path, number: int, reason: str) -> None:

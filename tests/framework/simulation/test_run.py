@@ -110,7 +110,7 @@ def test_a_failed_dialogue_does_not_affect_the_others(folder: Path, straight: tu
 
     before, after = transcripts(straight[0]), transcripts(tmp_path)
     bad = {
-        3: "environment: OSError: the desk is closed",
+        3: "environment: OSError: the desk is closed (worlds_of_tests.py, line 41)",
         43: "environment: step gave 'what?'; give (messages, reward, terminated, truncated, info)",
         23: "timeout: no answer within 3 s (limits.step_seconds)",
     }
@@ -142,12 +142,12 @@ def test_environment_processes_that_die_or_hang_do_not_affect_other_dialogues(fo
 
     before, after = transcripts(tmp_path / "threads"), transcripts(tmp_path / "own")
     bad = {
-        3: "environment: OSError: the desk is closed",
+        3: "environment: OSError: the desk is closed (worlds_of_tests.py, line 41)",
         23: "timeout: no answer within 5 s (limits.step_seconds)",
         43: "environment: step gave 'what?'; give (messages, reward, terminated, truncated, info)",
         63: "environment: its process ended with exit code 3",
         83: "environment: its process was ended by SIGSEGV",
-        103: "environment: SystemExit: 4",
+        103: "environment: SystemExit: 4 (worlds_of_tests.py, line 144)",
         123: "timeout: no answer within 5 s (limits.step_seconds)",
     }
     assert [line for line in before if int(line["task"][5:]) not in bad] == [
@@ -193,9 +193,9 @@ def test_an_environment_needs_no_close_and_its_own_error_is_the_reason(
 
     assert [(line["status"], line["reason"]) for line in transcripts(tmp_path)] == [
         ("done", None),
-        ("failed", "environment: OSError: the desk is closed"),
-        ("failed", "environment: CancelledError: the call was cancelled"),
-        ("failed", "environment: KeyboardInterrupt"),
+        ("failed", "environment: OSError: the desk is closed (worlds_of_tests.py, line 71)"),
+        ("failed", "environment: CancelledError: the call was cancelled (worlds_of_tests.py, line 76)"),
+        ("failed", "environment: KeyboardInterrupt (worlds_of_tests.py, line 78)"),
     ]
 
 
@@ -551,7 +551,7 @@ def test_a_simulation_in_which_all_dialogues_fail_ends_with_1_and_warns(
     )
     assert process.returncode == 1
     assert "predicted history: 3 of 3 dialogues failed: environment" in process.stderr
-    assert "failed: environment: OSError: the desk is closed" in process.stderr
+    assert "failed: environment: OSError: the desk is closed (worlds_of_tests.py, line 106)" in process.stderr
     assert json.loads(process.stdout)["histories"]["predicted"]["statuses"] == {"failed: environment": 3}
 
 

@@ -119,6 +119,35 @@ def test_explain_shows_the_processing_of_the_data(file: Path) -> None:
     assert load_config(shown.stdout).config == load_config(plan).config == load_config(file).config
 
 
+@pytest.mark.parametrize(
+    ("accepted", "end"),
+    [
+        ("0.01", "; data.max_bad_rows accepts 0.01 of all rows, and train would stop"),
+        ("2", "; data.max_bad_rows accepts 2 rows, and train would stop"),
+        ("3", ""),
+        ("0.1", ""),
+    ],
+)
+def test_explain_counts_bad_rows_and_says_that_training_would_stop(accepted: str, end: str, file: Path) -> None:
+    with (file.parent / "rows.jsonl").open("a") as rows:
+        rows.write('\n{"question": "", "answer": "a"}\n{"question": "", "answer": "a"}\nno JSON\n')
+    shown = CliRunner().invoke(app, ["explain", str(file), "--data", "--set", f"data.max_bad_rows={accepted}"])
+    reasons = "2 x column question is missing or empty; 1 x not JSON: Expecting value at character 1"
+    assert shown.stdout.splitlines()[-1] == f"#   3 of 103 training rows left out ({reasons}){end}"
+
+
+def test_explain_counts_the_bad_rows_among_the_first_of_a_stream(file: Path) -> None:
+    with (file.parent / "rows.jsonl").open("a") as rows:
+        rows.write('\n{"question": "", "answer": "a"}\n{"question": "", "answer": "a"}\n')
+    source = "data={source: {type: jsonl, path: rows.jsonl, streaming: true}}"
+    overrides = [source, "trainer={type: finetune, max_steps: 30, batch_size: 4}"]
+    plan = plan_of_file(load_config(file, overrides=overrides).config, folder=file.parent)
+    assert plan.bad_rows == (
+        "2 of the first 102 training rows left out (column question is missing or empty); data.max_bad_rows accepts "
+        "0.01 of all rows, and train stops at more"
+    )
+
+
 def test_explain_without_data_reads_none(file: Path) -> None:
     (file.parent / "rows.jsonl").unlink()
     shown = CliRunner().invoke(app, ["explain", str(file)])
@@ -129,7 +158,7 @@ def test_explain_without_data_reads_none(file: Path) -> None:
 def test_explain_prints_the_plan_as_json(file: Path) -> None:
     shown = CliRunner().invoke(app, ["explain", str(file), "--json", "--dataset", str(file.parent / "rows.jsonl")])
     data = json.loads(shown.stdout)["data"]
-    assert (data["rows"], data["steps"], data["assumed"]) == (100, 14, "")
+    assert (data["rows"], data["steps"], data["assumed"], data["bad_rows"]) == (100, 14, "", "")
 
 
 def test_a_size_that_is_measured_later_is_reported_as_assumed(file: Path) -> None:

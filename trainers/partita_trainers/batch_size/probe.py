@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 Purpose = Literal["generation", "evaluation", "training"]
 Verdict = Literal["fits", "too large", "out of memory"]
-Origin = Literal["file", "tuned", "cached", "default"]
+Origin = Literal["file", "max_tokens", "tuned", "cached", "default"]
 
 
 @dataclass(frozen=True)

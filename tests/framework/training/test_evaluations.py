@@ -1,0 +1,19 @@
+"""Tests of the function that evaluates a split during training."""
+
+import re
+
+import pytest
+
+from partita.training.evaluations import Evaluations
+from partita_schema.errors import TrainingError
+
+
+@pytest.mark.parametrize(
+    ("split", "hint"),
+    [("valdation", "did you mean validation?"), ("dev", "the splits are training, validation, test")],
+)
+def test_only_known_splits_are_evaluated(split: str, hint: str) -> None:
+    evaluate = Evaluations(None, {}, None)  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match=f"^there is no split {split} to evaluate; {re.escape(hint)}$"):
+        evaluate(split, True, None)
+    assert evaluate("validation", True, None) == {}

@@ -1,0 +1,94 @@
+"""Tests of what a custom trainer returns and saves."""
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from partita import ConfigError, Model
+from partita.training.trainer_result import EXAMPLE, check_result
+from partita_trainers import TrainResult
+from partita_trainers.zero_shot import ZeroShot
+
+CODE = """
+from partita_trainers import TrainResult
+
+
+class Returns:
+    def __init__(self, section):
+        self.steps = section.options["steps"]
+
+    def train(self, context):
+        if self.steps is None:
+            return None
+        return TrainResult(run=context.run.folder, metrics={}, steps=self.steps)
+"""
+
+
+def file_with_trainer(folder: Path, colours: Any, *, steps: int | str | None) -> Path:
+    """Write a configuration with a trainer next to it that returns its option."""
+    (folder / "returning.py").write_text(CODE)
+    trainer = {"type": "custom", "target": "returning:Returns", "batch_size": 16, "options": {"steps": steps}}
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(colours.config(trainer=trainer)))
+    return file
+
+
+@pytest.mark.parametrize(("steps", "found"), [(None, "None"), ("many", "'many' as steps")])
+def test_a_trainer_that_returns_no_result_is_named_and_the_run_has_failed(
+    steps: str | None, found: str, colours: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    message = f"trainer.target: Returns.train returned {found}; return a TrainResult, such as {EXAMPLE}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        Model(file_with_trainer(tmp_path, colours, steps=steps), quiet=True).train(run=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        ({"loss": 1.0}, "{'loss': 1.0}"),
+        (TrainResult(run=Path("run"), metrics={}, steps=-1), "-1 as steps"),
+        (TrainResult(run=Path("run"), metrics=0.5, steps=1), "0.5 as metrics"),  # type: ignore[arg-type]
+        (
+            TrainResult(run=Path("run"), metrics={"test": 0.5}, steps=1),  # type: ignore[dict-item]
+            "0.5 as the metrics of test",
+        ),
+        (
+            TrainResult(run=Path("run"), metrics={"test": {"loss": "low"}}, steps=1),  # type: ignore[dict-item]
+            "'low' as the metric loss of test",
+        ),
+    ],
+)
+def test_the_part_of_a_result_that_does_not_fit_is_named(result: object, found: str) -> None:
+    trainer = ZeroShot(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=re.escape(f"ZeroShot.train returned {found}; return a TrainResult")):
+        check_result(result, trainer)
+    check_result(TrainResult(run=Path("run"), metrics={"test": {"loss": 1}}, steps=0), trainer)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (3, "Returns has saved no model: context.lm is saved in {folder}, with the weights it has now"),
+        (
+            0,
+            (
+                "Returns has saved no model and took no steps: context.lm is saved in {folder}, with weights that no "
+                "step has trained"
+            ),
+        ),
+    ],
+)
+def test_the_weights_that_are_saved_for_a_trainer_are_named(
+    steps: int, message: str, colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="partita")
+    Model(file_with_trainer(tmp_path, colours, steps=steps), quiet=True).train(run=tmp_path / "run")
+    assert message.format(folder=tmp_path / "run" / "model") in caplog.messages
+    assert (tmp_path / "run" / "model").is_dir()
