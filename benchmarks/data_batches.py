@@ -126,8 +126,8 @@ def contenders(lengths: np.ndarray, budget: int) -> dict[str, Callable[[], Plan]
         batches = make(lengths, seed=1, **size)
         return [(np.array(batch, dtype=np.int64), np.arange(len(batch))) for batch in batches]
 
-    def planned_by(kind: str, lines: int = PLANNED_ROWS, **batching: int) -> Plan:
-        return planned(lengths, {"type": kind, "window": WINDOW, **batching}, lines=lines)
+    def planned_by(kind: str, sequences: int = PLANNED_ROWS, **batching: int) -> Plan:
+        return planned(lengths, {"type": kind, "window": WINDOW, **batching}, sequences=sequences)
 
     rows, tokens = {"batch_size": PLANNED_ROWS}, {"max_tokens": budget}
     return {
@@ -139,12 +139,12 @@ def contenders(lengths: np.ndarray, budget: int) -> dict[str, Callable[[], Plan]
         "ParlAI dynamic": partial(alone, peers.parlai_dynamic, **tokens),
         "partita bucket": partial(planned_by, "bucket"),
         "partita token_budget": partial(planned_by, "token_budget", max_tokens=budget),
-        # A line is as long as the longest row, and a batch has as many lines as fit into the budget.
-        "partita pack": partial(planned_by, "pack", lines=max(1, budget // longest), max_tokens=longest),
+        # A sequence is as long as the longest row, and a batch has as many sequences as fit into the budget.
+        "partita pack": partial(planned_by, "pack", sequences=max(1, budget // longest), max_tokens=longest),
     }
 
 
-def planned(lengths: np.ndarray, batching: dict[str, Any], *, lines: int) -> Plan:
+def planned(lengths: np.ndarray, batching: dict[str, Any], *, sequences: int) -> Plan:
     """Return partita's plan of the first epoch."""
     from pydantic import TypeAdapter
 
@@ -152,18 +152,18 @@ def planned(lengths: np.ndarray, batching: dict[str, Any], *, lines: int) -> Pla
     from partita.data.batching.policies import build_policy
     from partita_schema.sections.batching import Batching
 
-    policy = build_policy(TypeAdapter(Batching).validate_python(batching), batch_size=lines)
+    policy = build_policy(TypeAdapter(Batching).validate_python(batching), batch_size=sequences)
     planner = IndexedPlanner(lengths, policy=policy, batches_per_step=1, seed=1)
-    return [(batch.rows, batch.lines) for step in planner.steps(0) for batch in step.batches]
+    return [(batch.rows, batch.sequences) for step in planner.steps(0) for batch in step.batches]
 
 
 def describe(plan: Plan, lengths: np.ndarray, budget: int) -> dict[str, Any]:
     """Return padding and counts of a plan."""
     real, cells, above, empty = 0, 0, 0, 0
     seen: Counter[int] = Counter()
-    for rows, lines in plan:
+    for rows, sequences in plan:
         seen.update(rows.tolist())
-        size = cells_of(lengths[rows], lines)
+        size = cells_of(lengths[rows], sequences)
         real, cells = real + int(lengths[rows].sum()), cells + size
         above, empty = above + (size > budget), empty + (not len(rows))
     return {
@@ -176,11 +176,11 @@ def describe(plan: Plan, lengths: np.ndarray, budget: int) -> dict[str, Any]:
     }
 
 
-def cells_of(lengths: np.ndarray, lines: np.ndarray) -> int:
+def cells_of(lengths: np.ndarray, sequences: np.ndarray) -> int:
     """Return the tokens of a batch, including padding."""
     if not len(lengths):
         return 0
-    filled = np.bincount(lines, weights=lengths)
+    filled = np.bincount(sequences, weights=lengths)
     return int(filled.max()) * len(filled)
 
 
@@ -200,9 +200,9 @@ def speeds(plans: dict[str, Plan], lengths: np.ndarray, *, tokens: int, rounds: 
         for name, plan in plans.items():
             done, cpu = 0, 0.0
             for place in np.random.default_rng(seed).permutation(len(plan)):
-                rows, lines = plan[place]
+                rows, sequences = plan[place]
                 with spending() as spent:
-                    step(model, lengths[rows], lines)
+                    step(model, lengths[rows], sequences)
                 done, cpu = done + int(lengths[rows].sum()), cpu + spent.cpu
                 if done >= tokens:
                     break
@@ -210,11 +210,11 @@ def speeds(plans: dict[str, Plan], lengths: np.ndarray, *, tokens: int, rounds: 
     return {name: round(statistics.median(found)) for name, found in rates.items()}
 
 
-def step(model: Any, lengths: np.ndarray, lines: np.ndarray) -> None:
+def step(model: Any, lengths: np.ndarray, sequences: np.ndarray) -> None:
     """Run forward and backward over random tokens; rows in one line do not attend to each other."""
     import torch
 
-    filled = np.bincount(lines, weights=lengths).astype(int)
+    filled = np.bincount(sequences, weights=lengths).astype(int)
     width = int(filled.max())
     ids = torch.randint(1, 512, (len(filled), width))
     inside = torch.arange(width) < torch.tensor(filled)[:, None]
@@ -224,9 +224,9 @@ def step(model: Any, lengths: np.ndarray, lines: np.ndarray) -> None:
     else:
         positions = torch.zeros_like(ids)
         ends = dict.fromkeys(range(len(filled)), 0)
-        for length, line in zip(lengths.tolist(), lines.tolist(), strict=True):
-            positions[line, ends[line] : ends[line] + length] = torch.arange(length)
-            ends[line] += length
+        for length, sequence in zip(lengths.tolist(), sequences.tolist(), strict=True):
+            positions[sequence, ends[sequence] : ends[sequence] + length] = torch.arange(length)
+            ends[sequence] += length
         model(input_ids=ids, position_ids=positions, labels=labels, use_cache=False).loss.backward()
     model.zero_grad()
 

@@ -263,7 +263,7 @@ def read_chunks(name: str) -> Row:
             if step.epoch >= 1:
                 return
             for batch in step.micro_batches:
-                found["chunks"] += batch.lines
+                found["chunks"] += batch.sequences
                 found["tokens"] += batch.tokens
                 found["full"] += int((batch.lengths_B == LENGTH).sum())
 

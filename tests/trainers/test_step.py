@@ -335,7 +335,7 @@ def test_a_split_batch_of_packed_rows_keeps_every_row_complete_with_its_key(line
     if 2**power <= len(lines):
         assert len(parts) == 2**power
     else:
-        assert all(part.lines == 1 for part in parts)
+        assert all(part.sequences == 1 for part in parts)
     if 2**power >= len(lines) * max(map(len, lines)):
         assert all(part.rows == 1 for part in parts)
 

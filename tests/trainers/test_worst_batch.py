@@ -37,7 +37,7 @@ def test_packed_lines_start_with_a_row_of_one_token(tokens: int, loss_tokens: in
     assert batch.position_ids_BT[:2].tolist() == [[0, *range(width - 1)]] * 2
     assert batch.position_ids_BT[2].tolist() == [0, *range(width - 2), 0]
     assert batch.lengths_B.tolist() == [width, width, width - 1]
-    assert (batch.rows, batch.lines) == (6, 3)
+    assert (batch.rows, batch.sequences) == (6, 3)
     assert batch.loss_tokens == int((batch.labels_BT != -100).sum())
     assert batch.loss_tokens == 3 * expected - (expected == width - 2)
 

@@ -3,8 +3,8 @@
 Trainers never import the framework. The protocols they need are defined here, so that a third-party trainer is a class
 with a `train` method, and a `probe` method if its batch size can be tuned.
 
-Shapes: B lines of a batch, T tokens of the longest line, N loss tokens, K targets of a loss token. A line holds one
-row, or several if rows are packed.
+Shapes: B sequences of a batch, T tokens of the longest sequence, N loss tokens, K targets of a loss token. A sequence
+holds one row, or several if rows are packed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ Metrics = dict[str, float]
 class Batch:
     """Rows as right-padded CPU tensors. A batch without rows has B = 0 and weight 0.
 
-    Packed rows follow each other in a line and do not attend to each other. The first token of each has no label.
+    Packed rows follow each other in a sequence and do not attend to each other. The first token of each has no label.
 
     A row of preferences is a prompt followed by several answers, its branches, which do not attend to each other.
 
@@ -45,15 +45,15 @@ class Batch:
     labels_BT: "torch.Tensor"
     """Token ids of the loss tokens and -100 elsewhere, not shifted."""
     lengths_B: "torch.Tensor"
-    """Number of tokens in each line without padding, int64."""
+    """Number of tokens in each sequence without padding, int64."""
     keys: tuple[str, ...]
-    """Key of each row, line by line. Stable under shuffling, and across runs on the same data."""
+    """Key of each row, sequence by sequence. Stable under shuffling, and across runs on the same data."""
     position_ids_BT: "torch.Tensor | None" = None
     """For packed rows and branches, the position of each token in its row, int64, 0 in padding; branches continue at
-    the position after the prompt. None if each line is one row without branches."""
+    the position after the prompt. None if each sequence is one row without branches."""
     targets_NK: "torch.Tensor | None" = None
-    """For a model with a head, the targets of the loss tokens, line by line, float32. None for a model that learns
-    tokens."""
+    """For a model with a head, the targets of the loss tokens, sequence by sequence, float32. None for a model that
+    learns tokens."""
     two_sided: bool = False
     """Whether the rows are those of an encoder-decoder: the encoder reads what precedes a row's first loss token."""
     row_values_NK: "torch.Tensor | None" = None
@@ -66,8 +66,8 @@ class Batch:
         return len(self.keys)
 
     @property
-    def lines(self) -> int:
-        """B, the number of lines in the tensors."""
+    def sequences(self) -> int:
+        """B, the number of sequences in the tensors."""
         return len(self.lengths_B)
 
     @property
@@ -131,7 +131,7 @@ class Batch:
         """
         import torch
 
-        if not self.lines:
+        if not self.sequences:
             token = torch.zeros(1, 1, dtype=torch.int64, device=device)
             return {"input_ids": token, "labels": token - 100, "attention_mask": token + 1}
         if self.two_sided:
@@ -161,7 +161,7 @@ class Batch:
 
         if self.position_ids_BT is None:
             raise AssertionError("only packed rows and branches have positions")
-        steps_BT = self.position_ids_BT.diff(dim=1, prepend=torch.full((self.lines, 1), -1))
+        steps_BT = self.position_ids_BT.diff(dim=1, prepend=torch.full((self.sequences, 1), -1))
         return (steps_BT != 1) & (self.position_ids_BT != 0)
 
 
@@ -224,8 +224,8 @@ class LanguageModel(Protocol):
     def token_log_probs(self, module: "torch.nn.Module", batch: Batch) -> "torch.Tensor":
         """Return the log-probability of each loss token given the tokens before it [N]: float32, on the device.
 
-        Loss tokens are in the order of the batch, line by line. The negative sum is `loss` up to rounding, with the
-        same gradients.
+        Loss tokens are in the order of the batch, sequence by sequence. The negative sum is `loss` up to rounding, with
+        the same gradients.
         """
 
     def prepare_training(self, total_steps: int) -> None:
@@ -397,7 +397,7 @@ class ProbeContext:
     estimated_bytes: Callable[[int], int]
     """estimated_bytes(rows): memory of a batch by a formula, for devices that cannot measure it."""
     packed: bool = False
-    """Whether rows are packed. Then every count of rows in this class is a count of lines."""
+    """Whether rows are packed. Then every count of rows in this class is a count of sequences."""
     streamed: bool = False
     """Whether rows are read during training, so that their number is not known."""
     accumulates: bool = False

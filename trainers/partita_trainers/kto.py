@@ -229,10 +229,12 @@ def good_rows(batch: Batch) -> torch.Tensor:
 def labelled_rows(batch: Batch) -> list[LabelledRow]:
     """Return the rows of a batch."""
     result = list[LabelledRow]()
-    for key, (line, columns), is_good in zip(batch.keys, row_columns(batch), good_rows(batch).tolist(), strict=True):
-        labels = tuple(batch.labels_BT[line, columns].tolist())
+    for key, (sequence, columns), is_good in zip(
+        batch.keys, row_columns(batch), good_rows(batch).tolist(), strict=True
+    ):
+        labels = tuple(batch.labels_BT[sequence, columns].tolist())
         prompt = next((index for index, label in enumerate(labels) if label != -100), len(labels))
-        result.append(LabelledRow(key, tuple(batch.input_ids_BT[line, columns].tolist()), prompt, labels, is_good))
+        result.append(LabelledRow(key, tuple(batch.input_ids_BT[sequence, columns].tolist()), prompt, labels, is_good))
     return result
 
 

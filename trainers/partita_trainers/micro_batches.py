@@ -1,6 +1,6 @@
 """Split micro-batches into smaller ones when memory runs out.
 
-Shapes: B lines of a batch, T tokens of its longest line. A line is a row, or several where rows are packed.
+Shapes: B sequences of a batch, T tokens of its longest sequence. A sequence is a row, or several where rows are packed.
 """
 
 import logging
@@ -26,7 +26,7 @@ class MicroBatchSplitter:
     events: list[dict[str, int]] = field(default_factory=list)
     """Out-of-memory events: the step, the rows and tokens of the micro-batch, and the rows that were tried next.
 
-    If rows are packed, lines count as rows.
+    If rows are packed, sequences count as rows.
     """
 
     def split(self, batches: Sequence[Batch]) -> list[Batch]:
@@ -66,21 +66,21 @@ class MicroBatchSplitter:
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
     """Split the rows in order into `parts` batches, or one per row if there are fewer.
 
-    Each batch is as wide as its longest line.
+    Each batch is as wide as its longest sequence.
 
-    Lines of packed rows stay whole while there are enough of them; otherwise each is split between its rows.
+    Sequences of packed rows stay whole while there are enough of them; otherwise each is split between its rows.
     """
     if parts == 1 or batch.rows <= 1:
         return [batch]
-    groups = torch.arange(batch.lines).tensor_split(min(parts, batch.lines))
-    selected = [select_lines(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
-    if parts <= batch.lines or batch.position_ids_BT is None:
+    groups = torch.arange(batch.sequences).tensor_split(min(parts, batch.sequences))
+    selected = [select_sequences(batch, int(group[0]), int(group[-1]) + 1) for group in groups]
+    if parts <= batch.sequences or batch.position_ids_BT is None:
         return selected
-    return [part for line in selected for part in split_packed_line(line, -(-parts // batch.lines))]
+    return [part for sequence in selected for part in split_packed_sequence(sequence, -(-parts // batch.sequences))]
 
 
-def select_lines(batch: Batch, start: int, end: int) -> Batch:
-    """Return the lines from `start` up to but not including `end`, with the keys of their rows."""
+def select_sequences(batch: Batch, start: int, end: int) -> Batch:
+    """Return the sequences from `start` up to but not including `end`, with the keys of their rows."""
     width = int(batch.lengths_B[start:end].max())
     positions_BT, first, last = batch.position_ids_BT, start, end
     if positions_BT is not None:
@@ -104,22 +104,24 @@ def select_lines(batch: Batch, start: int, end: int) -> Batch:
     )
 
 
-def split_packed_line(line: Batch, parts: int) -> list[Batch]:
-    """Split the rows of one packed line into `parts` lines, or one per row if there are fewer."""
-    starts = line.row_starts()[0].nonzero()[:, 0].tolist()
-    ends = [*starts[1:], int(line.lengths_B[0])]
+def split_packed_sequence(sequence: Batch, parts: int) -> list[Batch]:
+    """Split the rows of one packed sequence into `parts` sequences, or one per row if there are fewer."""
+    starts = sequence.row_starts()[0].nonzero()[:, 0].tolist()
+    ends = [*starts[1:], int(sequence.lengths_B[0])]
     result = []
-    for group in torch.arange(line.rows).tensor_split(min(parts, line.rows)):
+    for group in torch.arange(sequence.rows).tensor_split(min(parts, sequence.rows)):
         first, last = int(group[0]), int(group[-1])
         columns = slice(starts[first], ends[last])
         result.append(
             Batch(
-                input_ids_BT=line.input_ids_BT[:, columns].contiguous(),
-                labels_BT=line.labels_BT[:, columns].contiguous(),
-                lengths_B=line.lengths_B.new_tensor([ends[last] - starts[first]]),
-                keys=line.keys[first : last + 1],
-                position_ids_BT=None if line.position_ids_BT is None else line.position_ids_BT[:, columns].contiguous(),
-                row_values_NK=None if line.row_values_NK is None else line.row_values_NK[first : last + 1],
+                input_ids_BT=sequence.input_ids_BT[:, columns].contiguous(),
+                labels_BT=sequence.labels_BT[:, columns].contiguous(),
+                lengths_B=sequence.lengths_B.new_tensor([ends[last] - starts[first]]),
+                keys=sequence.keys[first : last + 1],
+                position_ids_BT=None
+                if sequence.position_ids_BT is None
+                else sequence.position_ids_BT[:, columns].contiguous(),
+                row_values_NK=None if sequence.row_values_NK is None else sequence.row_values_NK[first : last + 1],
             )
         )
     return result

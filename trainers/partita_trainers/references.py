@@ -176,26 +176,26 @@ def rows_with_loss(batch: Batch) -> torch.Tensor:
 
 
 def row_columns(batch: Batch) -> Iterator[tuple[int, slice]]:
-    """Yield for each row its line and its columns there."""
+    """Yield for each row its sequence and its columns there."""
     lengths = batch.lengths_B.tolist()
     if batch.position_ids_BT is None:
-        yield from ((line, slice(0, length)) for line, length in enumerate(lengths))
+        yield from ((sequence, slice(0, length)) for sequence, length in enumerate(lengths))
         return
     starts = batch.row_starts().nonzero().tolist()
-    for (line, start), (next_line, end) in zip(starts, [*starts[1:], [-1, 0]], strict=True):
-        yield line, slice(start, end if next_line == line else lengths[line])
+    for (sequence, start), (next_sequence, end) in zip(starts, [*starts[1:], [-1, 0]], strict=True):
+        yield sequence, slice(start, end if next_sequence == sequence else lengths[sequence])
 
 
 def row_digests(batch: Batch) -> list[str]:
     """Return for each row of a batch a hash of its ids, labels and positions."""
     result = list[str]()
-    for line, columns in row_columns(batch):
-        ids_T = batch.input_ids_BT[line, columns]
+    for sequence, columns in row_columns(batch):
+        ids_T = batch.input_ids_BT[sequence, columns]
         positions_T = (
-            torch.arange(len(ids_T)) if batch.position_ids_BT is None else batch.position_ids_BT[line, columns]
+            torch.arange(len(ids_T)) if batch.position_ids_BT is None else batch.position_ids_BT[sequence, columns]
         )
         digest = hashlib.blake2b(digest_size=12)
-        for tensor_T in (ids_T, batch.labels_BT[line, columns], positions_T):
+        for tensor_T in (ids_T, batch.labels_BT[sequence, columns], positions_T):
             digest.update(tensor_T.contiguous().numpy().tobytes())
         result.append(digest.hexdigest())
     return result

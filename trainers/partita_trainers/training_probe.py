@@ -30,11 +30,12 @@ def worst_batch(
     least two tokens, one of them a loss token: the first token of a row has no loss.
 
     Args:
-        rows: Number of rows; of lines with `packed`.
+        rows: Number of rows; of sequences with `packed`.
         tokens: Tokens of each row.
         loss_tokens: Loss tokens at the end of each row.
         token_ids: Ids to draw from.
-        packed: Put two rows into each line, the first of one token, so that the model has to keep rows apart. Lines
+        packed: Put two rows into each sequence, the first of one token, so that the model has to keep rows apart.
+        Sequences
             have at least three tokens.
         branched: Make the loss tokens two branches of about the same length.
     """
@@ -59,21 +60,21 @@ def worst_batch(
     return Batch(ids_BT, labels_BT, lengths_B, keys, positions_BT)
 
 
-def positions_of(lines: int, tokens: int, *, packed: bool, loss_tokens: int) -> torch.Tensor:
-    """Return position ids [lines, tokens].
+def positions_of(sequences: int, tokens: int, *, packed: bool, loss_tokens: int) -> torch.Tensor:
+    """Return position ids [sequences, tokens].
 
     Args:
-        lines: Number of lines; the last of several ends with padding.
-        tokens: Tokens of each line.
-        packed: Whether the first row of each line has one token.
-        loss_tokens: Tokens at the end of each line that are two branches; 0 for none.
+        sequences: Number of sequences; the last of several ends with padding.
+        tokens: Tokens of each sequence.
+        packed: Whether the first row of each sequence has one token.
+        loss_tokens: Tokens at the end of each sequence that are two branches; 0 for none.
     """
     positions_T = (torch.arange(tokens) - int(packed)).clamp(min=0)
     second = loss_tokens // 2
     if second:
         positions_T[-second:] -= loss_tokens - second
-    positions_BT = positions_T.repeat(lines, 1)
-    if lines > 1:
+    positions_BT = positions_T.repeat(sequences, 1)
+    if sequences > 1:
         positions_BT[-1, -1] = 0
     return positions_BT
 

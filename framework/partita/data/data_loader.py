@@ -66,7 +66,7 @@ class DataLoader:
             dataset: Replaces data.source: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch,
                 a generator function, a list of dicts or a dict of lists.
             overrides: Values for keys of the file, such as `data.batching.type=pack`.
-            batch_size: Rows per batch; for packed rows and chunks, lines. Default: trainer.batch_size.
+            batch_size: Rows per batch; for packed rows and chunks, sequences. Default: trainer.batch_size.
             tokenizer: A fast tokenizer with a pad token. Default: that of the base model. For a new model, it is
                 trained on the training rows.
             context_length: Maximum length of a row in tokens. Default: the context of the configured model, read from

@@ -1,7 +1,7 @@
 """Batching of the training rows of a run for any candidate size: policy, volume, steps.
 
-A batch size counts rows; with packing, lines; with a token budget, the longest rows that fit into it. It is probed with
-rows of the maximum length, or full lines.
+A batch size counts rows; with packing, sequences; with a token budget, the longest rows that fit into it. It is probed
+with rows of the maximum length, or full sequences.
 """
 
 from dataclasses import dataclass, replace
@@ -69,12 +69,12 @@ class TrainingShape:
 
     @property
     def separates_rows(self) -> bool:
-        """Whether a line holds several rows or documents that do not attend to each other."""
+        """Whether a sequence holds several rows or documents that do not attend to each other."""
         return separates_rows(self.batching)
 
     @property
     def longest(self) -> int:
-        """Length of the longest row in tokens, or of a line if rows are packed."""
+        """Length of the longest row in tokens, or of a sequence if rows are packed."""
         longest = int(self.lengths.max())
         if self.more_rows:
             longest = self.length_limit or longest
@@ -86,7 +86,7 @@ class TrainingShape:
 
     @cached_property
     def max_loss_tokens(self) -> int:
-        """Maximum loss tokens of a row; per line if packed, per longest row in the batch with a token budget."""
+        """Maximum loss tokens of a row; per sequence if packed, per longest row in the batch with a token budget."""
         single = int(self.loss_tokens.max(initial=0))
         if not self.counts_tokens:
             return single
@@ -96,7 +96,7 @@ class TrainingShape:
         for step in IndexedPlanner(lengths, policy=policy, batches_per_step=1, seed=self.seed).steps(0):
             [batch] = step.batches
             if isinstance(self.batching, PackBatching):
-                most = max(most, float(np.bincount(batch.lines, weights=loss_tokens[batch.rows]).max()))
+                most = max(most, float(np.bincount(batch.sequences, weights=loss_tokens[batch.rows]).max()))
             else:
                 most = max(most, int(loss_tokens[batch.rows].sum()) / TRIED_ROWS)
         return min(int(np.ceil(most)), self.longest)
@@ -118,7 +118,7 @@ class TrainingShape:
         return max(1, self.batching.max_tokens // self.longest)
 
     def max_tokens(self, size: int) -> int | None:
-        """Return the tokens of a batch with a token budget, or of a line if packed; else None."""
+        """Return the tokens of a batch with a token budget, or of a sequence if packed; else None."""
         if isinstance(self.batching, TokenBudgetBatching):
             return size * self.longest if self.batching.max_tokens == "auto" else self.batching.max_tokens
         return self.longest if isinstance(self.batching, PackBatching) else None
@@ -206,8 +206,8 @@ class TrainingShape:
         batches, tokens = 0, 0
         for step in planner.steps(0):
             for batch in step.batches:
-                line_tokens = np.bincount(batch.lines, weights=lengths[batch.rows])
-                tokens += len(line_tokens) * int(line_tokens.max())
+                sequence_tokens = np.bincount(batch.sequences, weights=lengths[batch.rows])
+                tokens += len(sequence_tokens) * int(sequence_tokens.max())
                 batches += 1
         rows, share = len(self.lengths), len(self.lengths) / len(lengths)
         counted = policy.count(rows)

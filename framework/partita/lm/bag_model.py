@@ -145,7 +145,7 @@ class BagLanguageModel:
 
     def check_packing(self) -> None:
         """Raise ModelError: packed rows would become one bag."""
-        raise ModelError("a bag of words has no rows packed in one line; remove data.batching")
+        raise ModelError("a bag of words has no rows packed in one sequence; remove data.batching")
 
     # Files
 

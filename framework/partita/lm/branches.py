@@ -8,7 +8,7 @@ transformers separates packed rows by positions, but not branches, so a model ge
 layer. A model that does not take one, or computes something else with it, gets each branch as a separate row, with
 the prompt before it.
 
-Shapes: B lines, T tokens of the longest, S starts of rows and branches in a line, N branches.
+Shapes: B sequences, T tokens of the longest, S starts of rows and branches in a sequence, N branches.
 """
 
 import logging
@@ -87,7 +87,7 @@ def outputs_of(lm: LoadedModel, ids_BT: torch.Tensor, **inputs: Any) -> torch.Te
 
 
 def probe_rows(token_ids: Any) -> Batch:
-    """Return two random rows with two branches each, packed in one line, and once more in another with padding."""
+    """Return two random rows with two branches each, packed in one sequence, and once more in another with padding."""
     lengths = [prompt + sum(branches) for prompt, branches in zip(PROMPT_LENGTHS, BRANCH_LENGTHS, strict=True)]
     labels, positions = list[int](), list[torch.Tensor]()
     for prompt, branches in zip(PROMPT_LENGTHS, BRANCH_LENGTHS, strict=True):
@@ -170,13 +170,13 @@ def separate_rows(batch: Batch) -> Batch:
     row_starts_BT, branch_starts_BT = batch.row_starts(), batch.branch_starts()
     ids, labels, keys = list[torch.Tensor](), list[torch.Tensor](), list[str]()
     names = iter(batch.keys)
-    for line, length in enumerate(batch.lengths_B.tolist()):
-        starts = row_starts_BT[line].nonzero()[:, 0].tolist()
+    for sequence, length in enumerate(batch.lengths_B.tolist()):
+        starts = row_starts_BT[sequence].nonzero()[:, 0].tolist()
         for start, end in zip(starts, [*starts[1:], length], strict=True):
             row, key = slice(start, end), next(names)
-            ids_T, labels_T = batch.input_ids_BT[line, row], batch.labels_BT[line, row]
-            others = branch_starts_BT[line, row].nonzero()[:, 0].tolist()
-            prompt = int(batch.position_ids_BT[line, start + others[0]]) if others else 0
+            ids_T, labels_T = batch.input_ids_BT[sequence, row], batch.labels_BT[sequence, row]
+            others = branch_starts_BT[sequence, row].nonzero()[:, 0].tolist()
+            prompt = int(batch.position_ids_BT[sequence, start + others[0]]) if others else 0
             bounds = [prompt, *others, end - start]
             for first, last in pairwise(bounds):
                 ids.append(torch.cat([ids_T[:prompt], ids_T[first:last]]))

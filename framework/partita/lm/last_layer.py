@@ -4,7 +4,7 @@ After the keys and values of the last layer, a prefill needs the last token of e
 that predict a label. A hook runs the layer until its attention has the keys and values of all tokens, stops it by an
 exception, and then passes the selected tokens through.
 
-Shapes: B lines, T tokens of the longest, H hidden size.
+Shapes: B sequences, T tokens of the longest, H hidden size.
 """
 
 import inspect

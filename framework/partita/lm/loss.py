@@ -8,7 +8,7 @@ Padding is on the right and attention is causal, so no token attends to padding 
 code may use padding nevertheless, so it gets a mask. Packed rows are separated by positions that restart at each row;
 an attention mask of ones or a cache would silently disable that.
 
-Shapes: B lines, T tokens of the longest, K positions that predict a label, H hidden size, V vocabulary.
+Shapes: B sequences, T tokens of the longest, K positions that predict a label, H hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping
@@ -92,17 +92,18 @@ def label_indices(batch: Batch, *, virtual_tokens: int) -> tuple[torch.Tensor, t
 
 
 def predecessors(positions_BT: torch.Tensor) -> torch.Tensor:
-    """Return the column of the token before each token in its row and branch, int64 [B, T]; -1 at the first of a line.
+    """Return the column of the token before each token in its row and branch, int64 [B, T]; -1 at the first of a
+    sequence.
 
     At the start of a branch it is the last token of the prompt; at the start of a packed row it is in another row.
     """
     columns_T = torch.arange(positions_BT.shape[1])
     before_BT = (columns_T - 1).repeat(len(positions_BT), 1)
-    line_N, column_N = ((positions_BT.diff(dim=1) != 1) & (positions_BT[:, 1:] != 0)).nonzero(as_tuple=True)
+    sequence_N, column_N = ((positions_BT.diff(dim=1) != 1) & (positions_BT[:, 1:] != 0)).nonzero(as_tuple=True)
     column_N = column_N + 1
-    wanted_N = positions_BT[line_N, column_N] - 1
-    is_parent_NT = (positions_BT[line_N] == wanted_N[:, None]) & (columns_T < column_N[:, None])
-    before_BT[line_N, column_N] = torch.where(is_parent_NT, columns_T, -1).amax(1)
+    wanted_N = positions_BT[sequence_N, column_N] - 1
+    is_parent_NT = (positions_BT[sequence_N] == wanted_N[:, None]) & (columns_T < column_N[:, None])
+    before_BT[sequence_N, column_N] = torch.where(is_parent_NT, columns_T, -1).amax(1)
     return before_BT
 
 

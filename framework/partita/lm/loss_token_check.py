@@ -1,6 +1,6 @@
 """Test of whether a model can compute its last layer for the tokens that predict a label only.
 
-Shapes: B lines, T tokens of the longest, K selected tokens, V vocabulary.
+Shapes: B sequences, T tokens of the longest, K selected tokens, V vocabulary.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 LINES, LENGTH = 3, 9
 """Shape of the batch that is tested."""
 SELECTED = (3, 4, 7, 19, 22)
-"""Indices of the selected tokens in the flattened lines; none is in the second line."""
+"""Indices of the selected tokens in the flattened sequences; none is in the second sequence."""
 
 
 def find_loss_token_layer(lm: TextModel) -> LossTokenHook | None:

@@ -3,7 +3,8 @@
 A loss needs the output of these tokens only; all other tokens contribute keys and values to the last layer. The result
 is the same, but for rounding.
 
-Shapes: B lines, T tokens of the longest, K selected tokens, M most selected tokens of a line, A heads, D head size.
+Shapes: B sequences, T tokens of the longest, K selected tokens, M most selected tokens of a sequence, A heads, D head
+size.
 """
 
 import threading
@@ -29,46 +30,46 @@ current = threading.local()
 
 
 class SelectedTokens:
-    """The selected tokens of a batch, ordered by line, and what they attend to."""
+    """The selected tokens of a batch, ordered by sequence, and what they attend to."""
 
-    def __init__(self, indices_K: torch.Tensor, *, lines: int, length: int, device: torch.device) -> None:
-        """Find the index of each token in a rectangle of lines.
+    def __init__(self, indices_K: torch.Tensor, *, sequences: int, length: int, device: torch.device) -> None:
+        """Find the index of each token in a rectangle of sequences.
 
         Args:
-            indices_K: Indices of the tokens in the flattened lines, on the CPU.
-            lines: Number of lines.
-            length: Tokens of a line.
+            indices_K: Indices of the tokens in the flattened sequences, on the CPU.
+            sequences: Number of sequences.
+            length: Tokens of a sequence.
             device: Device of the model.
         """
-        self.lines, self.length = lines, length
-        line_K, column_K = indices_K // length, indices_K % length
-        counts_B = torch.bincount(line_K, minlength=lines)
-        order_K = line_K.argsort(stable=True)
-        rank_K = torch.empty_like(line_K)
-        rank_K[order_K] = torch.arange(len(line_K)) - (counts_B.cumsum(0) - counts_B)[line_K[order_K]]
+        self.sequences, self.length = sequences, length
+        sequence_K, column_K = indices_K // length, indices_K % length
+        counts_B = torch.bincount(sequence_K, minlength=sequences)
+        order_K = sequence_K.argsort(stable=True)
+        rank_K = torch.empty_like(sequence_K)
+        rank_K[order_K] = torch.arange(len(sequence_K)) - (counts_B.cumsum(0) - counts_B)[sequence_K[order_K]]
         self.most = int(counts_B.max())
-        cell_K = line_K * self.most + rank_K
-        token_N = torch.zeros(lines * self.most, dtype=torch.long)
-        token_N[cell_K] = torch.arange(len(line_K))
+        cell_K = sequence_K * self.most + rank_K
+        token_N = torch.zeros(sequences * self.most, dtype=torch.long)
+        token_N[cell_K] = torch.arange(len(sequence_K))
         column_N = torch.zeros_like(token_N)
         column_N[cell_K] = column_K
         self.indices_K, self.columns_K = indices_K.to(device), column_K.to(device)
         self.cell_K, self.token_N = cell_K.to(device), token_N.to(device)
-        self.column_BM = column_N.view(lines, self.most).to(device)
+        self.column_BM = column_N.view(sequences, self.most).to(device)
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
         self.mask: torch.Tensor | None = None
 
     def pick(self, value: torch.Tensor) -> torch.Tensor:
         """Select the tokens [1, K, ...] of a tensor of all tokens [B or 1, T, ...]."""
-        if value.shape[0] == self.lines:
+        if value.shape[0] == self.sequences:
             return value.flatten(0, 1).index_select(0, self.indices_K)[None]
         return value.index_select(1, self.columns_K) if value.shape[0] == 1 else value
 
     def attend(self, module: nn.Module, query_1AKD: torch.Tensor, settings: Mapping[str, Any]) -> torch.Tensor:
-        """Return the attention output [1, K, A, D] of the tokens over the keys of all tokens of their lines."""
+        """Return the attention output [1, K, A, D] of the tokens over the keys of all tokens of their sequences."""
         query_AND = query_1AKD[0].index_select(1, self.token_N)
-        query_BAMD = query_AND.view(len(query_AND), self.lines, self.most, -1).transpose(0, 1)
+        query_BAMD = query_AND.view(len(query_AND), self.sequences, self.most, -1).transpose(0, 1)
         found_BMAD, _ = sdpa_attention_forward(module, query_BAMD, self.keys, self.values, self.mask_B1MT(), **settings)
         found_1KAD: torch.Tensor = found_BMAD.flatten(0, 1).index_select(0, self.cell_K)[None]
         return found_1KAD
@@ -78,7 +79,7 @@ class SelectedTokens:
         if self.mask is None:
             columns_T = torch.arange(self.length, device=self.column_BM.device)
             return (columns_T <= self.column_BM[..., None])[:, None]
-        mask_BTT = self.mask[:, 0].expand(self.lines, -1, -1)
+        mask_BTT = self.mask[:, 0].expand(self.sequences, -1, -1)
         return mask_BTT.gather(1, self.column_BM[..., None].expand(-1, -1, self.length))[:, None]
 
 
@@ -104,7 +105,8 @@ class LossTokenHook(SplitLayerHook):
 
     @contextmanager
     def only(self, indices_K: torch.Tensor) -> Iterator[None]:
-        """Continue after the keys of the last layer with these tokens of the flattened lines: [1, K, H], in this order.
+        """Continue after the keys of the last layer with these tokens of the flattened sequences: [1, K, H], in this
+        order.
 
         Raises:
             RuntimeError: In the forward pass, if the attention of the layer cannot be replaced.
@@ -119,8 +121,8 @@ class LossTokenHook(SplitLayerHook):
     @contextmanager
     def stopping(self, hidden_BTH: torch.Tensor) -> Iterator[None]:
         """Stop the layer in its attention; the next time, the selected tokens attend."""
-        lines, length = hidden_BTH.shape[:2]
-        self.use(SelectedTokens(self.indices_K, lines=lines, length=length, device=hidden_BTH.device))
+        sequences, length = hidden_BTH.shape[:2]
+        self.use(SelectedTokens(self.indices_K, sequences=sequences, length=length, device=hidden_BTH.device))
         yield
 
     def choose(self, value: torch.Tensor) -> torch.Tensor:

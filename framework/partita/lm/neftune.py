@@ -13,7 +13,7 @@ from partita_trainers.device_copies import to_device
 class EmbeddingNoise:
     """Adds noise from [-1, 1] times alpha / sqrt(L d) to embeddings of width d, for rows of L tokens.
 
-    Shapes: B lines, T tokens of the longest.
+    Shapes: B sequences, T tokens of the longest.
 
     It is inactive unless enabled, in training mode, and with known row lengths.
     """

@@ -3,9 +3,9 @@
 transformers detects packed rows by positions that restart, if there is no attention mask and no cache, and most
 architectures then mask attention between rows. Some need a mask of token pairs instead, and some cannot do it:
 recurrent and convolutional layers carry the state of a row into the next one. None of them raises; they would only
-learn something else. So before training, two short rows are computed in one line and alone.
+learn something else. So before training, two short rows are computed in one sequence and alone.
 
-Shapes: B lines, T tokens of the longest.
+Shapes: B sequences, T tokens of the longest.
 """
 
 import logging
@@ -89,14 +89,16 @@ def sees_all_before(config: Any) -> bool:
 def isolation_error(lm: TextModel, isolation: Isolation) -> float | None:
     """Return the root mean square difference between packed and single logits of two rows, over their spread.
 
-    Two lines contain the rows in either order, followed by a padding token. Returns None if the model rejects the
+    Two sequences contain the rows in either order, followed by a padding token. Returns None if the model rejects the
     inputs.
     """
     first, second = random_rows(lm.token_ids, LENGTHS)
     padding = torch.tensor(lm.token_ids[:1])
-    lines = [(first, second, padding), (second, first, padding)]
-    ids_BT = torch.stack([torch.cat(rows) for rows in lines]).to(lm.device)
-    positions_BT = torch.stack([torch.cat([torch.arange(len(row)) for row in rows]) for rows in lines]).to(lm.device)
+    sequences = [(first, second, padding), (second, first, padding)]
+    ids_BT = torch.stack([torch.cat(rows) for rows in sequences]).to(lm.device)
+    positions_BT = torch.stack([torch.cat([torch.arange(len(row)) for row in rows]) for rows in sequences]).to(
+        lm.device
+    )
     inputs = packed_inputs(positions_BT, isolation=isolation, model=lm.base)
     with lm.evaluating():
         alone = [logits_of(lm.module, row[None].to(lm.device))[0] for row in (first, second)]

@@ -6,7 +6,7 @@ The score of an answer is read at its last token that is not the pad token, neve
 Both answers of a pair, or several answers to compare, follow their prompt in one row, which is computed once; see
 `partita.lm.branches`. Where a model takes no mask of pairs of tokens, each answer is a separate row.
 
-Shapes: B lines, T tokens of the longest, N loss tokens, R rows, A answers of a row: 2 of a pair.
+Shapes: B sequences, T tokens of the longest, N loss tokens, R rows, A answers of a row: 2 of a pair.
 """
 
 import logging
@@ -42,11 +42,11 @@ H is the hidden size.
 
 
 class ScorePositions:
-    """Reads the scores of a module at several positions of each line, in place of one per line.
+    """Reads the scores of a module at several positions of each sequence, in place of one per sequence.
 
     transformers computes the score of every token and then selects one of them. Between these steps, the scores of a
-    line are replaced by those at the positions, so that the module returns them whatever it selects, and gradients and
-    hooks see an ordinary forward pass.
+    sequence are replaced by those at the positions, so that the module returns them whatever it selects, and gradients
+    and hooks see an ordinary forward pass.
     """
 
     def __init__(self, layer: nn.Module | None) -> None:
@@ -57,7 +57,7 @@ class ScorePositions:
             layer.register_forward_hook(self.select)
 
     def select(self, layer: nn.Module, inputs: tuple[Any, ...], scores_BT1: torch.Tensor) -> torch.Tensor | None:
-        """Replace scores [B, T, 1] by those of each line [B, T, K]."""
+        """Replace scores [B, T, 1] by those of each sequence [B, T, K]."""
         if self.columns_BK is None:
             return None
         scores_BK = scores_BT1[:, :, 0].gather(1, self.columns_BK)
@@ -137,31 +137,31 @@ class RewardModel(HeadModel):
         return torch.where(ends_RA < 0, ends_RA[:, :1].clamp(min=0), ends_RA)
 
     def _scores_of_branches(self, module: nn.Module, batch: Batch, ends_RA: torch.Tensor) -> torch.Tensor:
-        """Return the scores [R, A], with one pass over each line."""
+        """Return the scores [R, A], with one pass over each sequence."""
         assert batch.position_ids_BT is not None
-        line_N, column_N = (batch.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)
-        lines_n, columns_n = line_N[ends_RA.flatten()], column_N[ends_RA.flatten()] + 1
-        number_n = places_in_lines(lines_n)
-        columns_BK = torch.zeros(batch.lines, int(number_n.max()) + 1, dtype=torch.int64)
-        columns_BK[lines_n, number_n] = columns_n
+        sequence_N, column_N = (batch.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)
+        sequences_n, columns_n = sequence_N[ends_RA.flatten()], column_N[ends_RA.flatten()] + 1
+        number_n = places_in_sequences(sequences_n)
+        columns_BK = torch.zeros(batch.sequences, int(number_n.max()) + 1, dtype=torch.int64)
+        columns_BK[sequences_n, number_n] = columns_n
         ends_BT = to_device(ends_of_sight(batch.position_ids_BT), self.device)
         inputs = branch_inputs(to_device(batch.position_ids_BT, self.device), ends_BT, model=self.base)
         with self.positions.only(to_device(columns_BK, self.device)):
             output = module(input_ids=to_device(batch.input_ids_BT, self.device), **inputs, use_cache=False)
         scores_BK: torch.Tensor = output.logits
-        index_n = to_device(torch.stack([lines_n, number_n]), self.device)
+        index_n = to_device(torch.stack([sequences_n, number_n]), self.device)
         return scores_BK[index_n[0], index_n[1]].view_as(ends_RA).float()
 
     def _scores_of_rows(self, module: nn.Module, batch: Batch, ends_RA: torch.Tensor) -> torch.Tensor:
         """Return the scores [R, A], with each answer in a separate row."""
         rows = separate_rows(batch) if batch.position_ids_BT is not None else batch
-        line_N = (rows.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)[0]
+        sequence_N = (rows.labels_BT[:, 1:] != -100).nonzero(as_tuple=True)[0]
         scores_L1: torch.Tensor = self.forward(module, rows).logits
-        line_n = to_device(line_N[ends_RA.flatten()], self.device)
-        return scores_L1[:, 0][line_n].view_as(ends_RA).float()
+        sequence_n = to_device(sequence_N[ends_RA.flatten()], self.device)
+        return scores_L1[:, 0][sequence_n].view_as(ends_RA).float()
 
     def token_log_probs(self, module: nn.Module, batch: Batch) -> torch.Tensor:
-        """Return a score of each line: ranks without rows run the model with it."""
+        """Return a score of each sequence: ranks without rows run the model with it."""
         scores_B1: torch.Tensor = self.forward(module, batch).logits
         return scores_B1[:, 0].float()
 
@@ -170,7 +170,7 @@ class RewardModel(HeadModel):
         logger.debug("branches: %s", self.branch_support)
 
     def check_packing(self) -> None:
-        """Do nothing: rows in a line are masked, or computed as separate rows."""
+        """Do nothing: rows in a sequence are masked, or computed as separate rows."""
 
     # Inference
 
@@ -229,13 +229,13 @@ class RewardModel(HeadModel):
         """Return whether texts of these lengths are less work as branches of their first `prompt` tokens.
 
         Branches save the matrix products of the prompt. Their attention is computed for all pairs of tokens in the
-        line, also for those of two branches, which are masked.
+        sequence, also for those of two branches, which are masked.
         """
         if self.branch_support.reason is not None:
             return False
         products: int = TOKEN_PRODUCTS * self.base.config.get_text_config().hidden_size
-        line = prompt + sum(length - prompt for length in lengths)
-        return line * (products + line) <= sum(length * (products + length) for length in lengths)
+        sequence = prompt + sum(length - prompt for length in lengths)
+        return sequence * (products + sequence) <= sum(length * (products + length) for length in lengths)
 
 
 def answers_of(request: GenerationRequest) -> int:
@@ -243,7 +243,7 @@ def answers_of(request: GenerationRequest) -> int:
     return max(1, sum(token < 0 for token in request.input_ids) - 1)
 
 
-def places_in_lines(lines_n: torch.Tensor) -> torch.Tensor:
-    """Return for each element how many before it have the same line, of lines in ascending order."""
-    firsts_n = torch.searchsorted(lines_n, lines_n)
-    return torch.arange(len(lines_n)) - firsts_n
+def places_in_sequences(sequences_n: torch.Tensor) -> torch.Tensor:
+    """Return for each element how many before it have the same sequence, of sequences in ascending order."""
+    firsts_n = torch.searchsorted(sequences_n, sequences_n)
+    return torch.arange(len(sequences_n)) - firsts_n

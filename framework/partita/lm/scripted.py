@@ -68,7 +68,7 @@ class ScriptedModel:
         return -self.cross_entropy(module, batch, reduction="none")[batch.labels_BT[:, 1:].reshape(-1) != -100]
 
     def cross_entropy(self, module: nn.Module, batch: Batch, *, reduction: Literal["sum", "none"]) -> torch.Tensor:
-        """Return the cross-entropy of the tokens after the first of each line, 0 without a label, summed or not."""
+        """Return the cross-entropy of the tokens after the first of each sequence, 0 without a label, summed or not."""
         logits = module(batch.input_ids_BT)[:, :-1].reshape(-1, len(self.tokenizer))
         labels = batch.labels_BT[:, 1:].reshape(-1)
         return nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction=reduction)

@@ -101,7 +101,7 @@ _packed: ContextVar[bool | None] = ContextVar("packed", default=None)
 
 
 def are_packed(batch: Batch) -> bool:
-    """Return whether the positions of a batch restart or jump in a line, as transformers recognizes packed rows."""
+    """Return whether the positions of a batch restart or jump in a sequence, as transformers recognizes packed rows."""
     return batch.position_ids_BT is not None and bool((batch.position_ids_BT.diff(dim=1) != 1).any())
 
 

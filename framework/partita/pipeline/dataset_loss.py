@@ -19,7 +19,7 @@ from partita_schema.errors import OutOfMemory
 from partita_schema.sections.data import Data
 from partita_trainers.base import Batch, Metrics
 from partita_trainers.batch_size.device_errors import attempt
-from partita_trainers.micro_batches import select_lines
+from partita_trainers.micro_batches import select_sequences
 from partita_trainers.objective import (
     CROSS_ENTROPY,
     LossSums,
@@ -235,7 +235,7 @@ def batch_loss(objective: Objective, context: ObjectiveContext, batch: Batch, *,
     """
 
     def work(indices: range) -> tuple[BatchLoss | None, Exception | None]:
-        return attempt(lambda: one_pass(objective, context, select_lines(batch, indices.start, indices.stop)))
+        return attempt(lambda: one_pass(objective, context, select_sequences(batch, indices.start, indices.stop)))
 
     def longest(indices: range) -> int:
         return int(batch.lengths_B[indices.start : indices.stop].max())

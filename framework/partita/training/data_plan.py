@@ -128,8 +128,8 @@ def batching_text(batching: Batching, policy: Policy) -> str:
     window = counted(policy.window, "row")
     tokens = counted(policy.max_row_tokens, "token") if policy.max_row_tokens is not None else ""
     if batching.type == "pack":
-        lines = counted(getattr(policy, "lines", 1), "line")
-        return f"pack: {lines} of {tokens} a batch, windows of {window}"
+        sequences = counted(getattr(policy, "sequences", 1), "sequence")
+        return f"pack: {sequences} of {tokens} a batch, windows of {window}"
     if batching.type == "chunk":
         order = "shuffled" if policy.shuffle_rows else "in their order"
         return (

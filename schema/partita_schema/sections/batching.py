@@ -110,5 +110,5 @@ Batching = Annotated[
 
 
 def separates_rows(batching: Batching) -> bool:
-    """Return whether several rows or documents of one line must not attend to each other."""
+    """Return whether several rows or documents of one sequence must not attend to each other."""
     return isinstance(batching, PackBatching) or (isinstance(batching, ChunkBatching) and batching.isolate_documents)

@@ -80,7 +80,7 @@ class OtherShapes:
         return replace(batch, labels_BT=batch.labels_BT[:, 1:])
 
 
-class OwnLines:
+class OwnSequences:
     def __call__(self, encoded, planned, pad_token_id):
         return collate(encoded, alone(planned.rows), pad_token_id=pad_token_id)
 
@@ -99,7 +99,7 @@ class OtherPositions:
 class Straight:
     def __call__(self, encoded, planned, pad_token_id):
         batch = collate(encoded, planned, pad_token_id=pad_token_id)
-        return replace(batch, position_ids_BT=torch.arange(batch.input_ids_BT.shape[1]).expand(batch.lines, -1))
+        return replace(batch, position_ids_BT=torch.arange(batch.input_ids_BT.shape[1]).expand(batch.sequences, -1))
 
 
 class Longer:
@@ -221,17 +221,26 @@ def test_a_custom_collate_function_with_wrong_results_is_reported(
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("OwnLines", "gave ids of shape (2, 5) for 1 line; put each row into its line in planned.lines"),
+        (
+            "OwnSequences",
+            "gave ids of shape (2, 5) for 1 sequence; put each row into its sequence in planned.sequences",
+        ),
         (
             "NoPositions",
-            "gave no position_ids_BT for 2 rows in 1 line; give the position of each token in its row, 0 at the first",
+            (
+                "gave no position_ids_BT for 2 rows in 1 sequence; give the position of each token in its row, 0 at "
+                "the first"
+            ),
         ),
         ("OtherPositions", "gave ids of shape (1, 9) and positions of shape (1, 8)"),
         (
             "Straight",
-            "gave positions that begin [1] rows in the lines, for [2]; give a row position 0 at its first token alone",
+            (
+                "gave positions that begin [1] rows in the sequences, for [2]; give a row position 0 at its first "
+                "token alone"
+            ),
         ),
-        ("Longer", "gave lengths [10] for ids of shape (1, 9); give the real tokens of each line"),
+        ("Longer", "gave lengths [10] for ids of shape (1, 9); give the real tokens of each sequence"),
     ],
 )
 def test_a_custom_collate_function_that_does_not_pack_as_planned_is_reported(

@@ -116,7 +116,7 @@ def test_packed_pairs_have_the_scores_of_single_ones(tmp_path: Path, separate: b
     if separate:
         setup.lm.branch_support = BranchSupport("tested")
     packed = packed_batch(setup)
-    assert packed.lines == 2
+    assert packed.sequences == 2
 
     torch.testing.assert_close(
         setup.lm.answer_scores(setup.lm.module, packed), setup.plain_scores(setup.batch()), rtol=0, atol=1e-5

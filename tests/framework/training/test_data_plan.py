@@ -54,7 +54,7 @@ def test_rows_that_drop_last_leaves_out_are_named() -> None:
             {"type": "token_budget", "max_tokens": 200, "max_rows": 7},
             "token_budget: up to 200 tokens and 7 rows a batch, windows of 2,048 rows",
         ),
-        ({"type": "pack"}, "pack: 4 lines of 300 tokens a batch, windows of 2,048 rows"),
+        ({"type": "pack"}, "pack: 4 sequences of 300 tokens a batch, windows of 2,048 rows"),
     ],
 )
 def test_every_batching_is_reported_with_its_sizes(written: dict[str, Any], expected: str) -> None:

@@ -126,7 +126,7 @@ class BatchSize:
     seconds: float = 0.0
     """Duration of the search."""
     max_tokens: int | None = None
-    """Tokens of a training batch with a token budget; of a line if rows are packed."""
+    """Tokens of a training batch with a token budget; of a sequence if rows are packed."""
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record for the manifest; empty values are omitted."""

@@ -77,9 +77,9 @@ def expected_batches(lengths: np.ndarray, policy: Policy) -> tuple[float, float]
     for start in range(0, len(shuffled), policy.window):
         window = shuffled[start : start + policy.window]
         for batch in policy.cut(window, rng):
-            line_tokens = np.bincount(batch.lines, weights=window[batch.rows])
-            cells += len(line_tokens) * int(line_tokens.max())
-            tokens += int(line_tokens.sum())
+            sequence_tokens = np.bincount(batch.sequences, weights=window[batch.rows])
+            cells += len(sequence_tokens) * int(sequence_tokens.max())
+            tokens += int(sequence_tokens.sum())
             used += len(batch.rows)
     padding = 1 - tokens / max(1, cells) if cells else 0.0
     return padding, 1 - used / max(1, len(seen))

@@ -1,7 +1,7 @@
 """Build tensors from planned rows, for training and evaluation; or with a user's class (`data.collate`).
 
-B lines in a batch, T tokens in its longest line, n rows, K tokens in total. A line holds one row, padded on the right,
-or several rows packed one after the other.
+B sequences in a batch, T tokens in its longest sequence, n rows, K tokens in total. A sequence holds one row, padded on
+the right, or several rows packed one after the other.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,29 +29,29 @@ Collate = Callable[[TokenizedDataset, PlannedBatch], Batch]
 def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: int, two_sided: bool = False) -> Batch:
     """Return the planned rows as a batch. Without rows, B = 0 and T = 0.
 
-    A row's first token is never in the loss: nothing precedes it, or, in a packed line, another row does. Position ids
-    are set, and restart with each row, only if a line holds several rows, or several isolated documents, or if rows
-    have branches, which all continue at the position after the prompt. With targets for a head, any token can be in
-    the loss.
+    A row's first token is never in the loss: nothing precedes it, or, in a packed sequence, another row does. Position
+    ids are set, and restart with each row, only if a sequence holds several rows, or several isolated documents, or if
+    rows have branches, which all continue at the position after the prompt. With targets for a head, any token can be
+    in the loss.
 
     Args:
         encoded: Tokenized rows.
-        planned: Which of them are in the batch, and in which line.
+        planned: Which of them are in the batch, and in which sequence.
         pad_token_id: Id that fills short rows.
         two_sided: Whether the rows are those of an encoder-decoder.
     """
     if encoded.isolated:
         encoded, planned = isolated_documents(encoded, planned)
-    rows_n, lines_n = planned.rows, planned.lines
+    rows_n, sequences_n = planned.rows, planned.sequences
     starts_n = encoded.starts_N1[rows_n]
     lengths_n = encoded.starts_N1[rows_n + 1] - starts_n
     ends_n = np.cumsum(lengths_n)
-    lines = int(lines_n[-1]) + 1 if len(lines_n) else 0
-    lengths_B = np.bincount(lines_n, weights=lengths_n, minlength=lines).astype(np.int64)
-    shape = lines, int(lengths_B.max(initial=0))
-    before_line_B = np.cumsum(lengths_B) - lengths_B
+    sequences = int(sequences_n[-1]) + 1 if len(sequences_n) else 0
+    lengths_B = np.bincount(sequences_n, weights=lengths_n, minlength=sequences).astype(np.int64)
+    shape = sequences, int(lengths_B.max(initial=0))
+    before_sequence_B = np.cumsum(lengths_B) - lengths_B
     # Start of each row among the batch's cells, and position of each of the K tokens in its row.
-    cells_n = lines_n * shape[1] + ends_n - lengths_n - before_line_B[lines_n]
+    cells_n = sequences_n * shape[1] + ends_n - lengths_n - before_sequence_B[sequences_n]
     positions_K = np.arange(int(lengths_n.sum())) - np.repeat(ends_n - lengths_n, lengths_n)
     cells_K = np.repeat(cells_n, lengths_n) + positions_K
     ids_K = encoded.ids_L[np.repeat(starts_n, lengths_n) + positions_K]
@@ -64,7 +64,7 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     if targets is None:
         labels[cells_n] = IGNORED
     positions_BT = None
-    if lines < len(rows_n) or encoded.branched:
+    if sequences < len(rows_n) or encoded.branched:
         positions = np.zeros(shape[0] * shape[1], dtype=np.int64)
         positions[cells_K] = positions_K
         if encoded.branched:
@@ -160,7 +160,7 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int,
 
     def custom(encoded: TokenizedDataset, planned: PlannedBatch) -> Batch:
         batch: Batch = collate_rows(encoded, planned, pad_token_id)
-        check_batch(batch, wanted=tuple(encoded.keys.take(planned.rows)), lines=planned.lines, target=target)
+        check_batch(batch, wanted=tuple(encoded.keys.take(planned.rows)), sequences=planned.sequences, target=target)
         return replace(batch, two_sided=two_sided)
 
     return custom
@@ -173,19 +173,19 @@ def collate_parts(target: str | None, *, folder: Path | None) -> dict[str, str]:
     return {"collate": f"{target} {source_digest(load_part(target, key='data.collate', folder=folder))}"}
 
 
-def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, target: str) -> None:
+def check_batch(batch: Any, *, wanted: tuple[str, ...], sequences: np.ndarray, target: str) -> None:
     """Check the batch of a user's class.
 
-    Where lines hold several rows, position ids mark the start of each row; its length is up to the user.
+    Where sequences hold several rows, position ids mark the start of each row; its length is up to the user.
 
     Args:
         batch: The result of the user's class.
         wanted: Keys of the requested rows.
-        lines: Line of each row in the batch.
+        sequences: Sequence of each row in the batch.
         target: `module:Class`, for messages.
 
     Raises:
-        DataError: If the batch does not hold the requested rows in the requested lines, or its shapes differ.
+        DataError: If the batch does not hold the requested rows in the requested sequences, or its shapes differ.
     """
     if not isinstance(batch, Batch):
         raise DataError(f"data.collate: {target} gave a {type(batch).__name__}; give a partita_trainers.Batch")
@@ -196,28 +196,28 @@ def check_batch(batch: Any, *, wanted: tuple[str, ...], lines: np.ndarray, targe
     shapes = tuple(batch.input_ids_BT.shape), tuple(batch.labels_BT.shape)
     if shapes[0] != shapes[1]:
         raise DataError(f"data.collate: {target} gave ids of shape {shapes[0]} and labels of shape {shapes[1]}")
-    rows_B = np.bincount(lines)
+    rows_B = np.bincount(sequences)
     if len(shapes[0]) != 2 or shapes[0][0] != len(rows_B):
-        count = counted(len(rows_B), "line")
+        count = counted(len(rows_B), "sequence")
         raise DataError(
-            f"data.collate: {target} gave ids of shape {shapes[0]} for {count}; put each row into its line in "
-            "planned.lines"
+            f"data.collate: {target} gave ids of shape {shapes[0]} for {count}; put each row into its sequence in "
+            "planned.sequences"
         )
     lengths = batch.lengths_B.tolist()
     if len(lengths) != len(rows_B) or any(not 0 <= length <= shapes[0][1] for length in lengths):
         raise DataError(
             f"data.collate: {target} gave lengths {lengths} for ids of shape {shapes[0]}; give the real tokens of each "
-            "line"
+            "sequence"
         )
     check_positions(batch, rows_B=rows_B, target=target)
 
 
 def check_positions(batch: Batch, *, rows_B: np.ndarray, target: str) -> None:
-    """Raise DataError if position ids do not start the requested number of rows in each line."""
+    """Raise DataError if position ids do not start the requested number of rows in each sequence."""
     positions_BT = batch.position_ids_BT
     if positions_BT is None:
         if len(rows_B) < batch.rows:
-            count = counted(len(rows_B), "line")
+            count = counted(len(rows_B), "sequence")
             raise DataError(
                 f"data.collate: {target} gave no position_ids_BT for {batch.rows} rows in {count}; give the position "
                 "of each token in its row, 0 at the first"
@@ -232,6 +232,6 @@ def check_positions(batch: Batch, *, rows_B: np.ndarray, target: str) -> None:
     starts = ((positions_BT == 0).numpy() & real_BT).sum(1).tolist()
     if starts != rows_B.tolist():
         raise DataError(
-            f"data.collate: {target} gave positions that begin {starts} rows in the lines, for {rows_B.tolist()}; give "
-            "a row position 0 at its first token alone"
+            f"data.collate: {target} gave positions that begin {starts} rows in the sequences, for {rows_B.tolist()}; "
+            "give a row position 0 at its first token alone"
         )

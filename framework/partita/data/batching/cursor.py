@@ -173,7 +173,7 @@ def batching_parts(
 
     Args:
         batching: The batching section.
-        batch_size: Rows or lines per batch.
+        batch_size: Rows or sequences per batch.
         max_tokens: Resolved value of an automatic `max_tokens`.
         batches_per_step: Batches in one optimizer step.
         seed: The seed.

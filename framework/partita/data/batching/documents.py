@@ -95,7 +95,7 @@ def chunk_keys(keys: RowKeys, first_C: np.ndarray) -> RowKeys:
 
 
 def isolated_documents(chunks: TokenizedDataset, planned: PlannedBatch) -> tuple[TokenizedDataset, PlannedBatch]:
-    """Return the documents in the planned chunks as packed rows: one line for each chunk."""
+    """Return the documents in the planned chunks as packed rows: one sequence for each chunk."""
     chosen = chunks.take(planned.rows)
     counts_n = np.diff(chosen.span_starts_N1)
     spans = chosen.loss_spans_S2
@@ -116,7 +116,7 @@ def isolated_documents(chunks: TokenizedDataset, planned: PlannedBatch) -> tuple
         indices_N=chosen.indices_N[chunk_n],
         parts={},
     )
-    return rows, PlannedBatch(np.arange(len(rows)), planned.lines[chunk_n])
+    return rows, PlannedBatch(np.arange(len(rows)), planned.sequences[chunk_n])
 
 
 def cut_pieces(documents: TokenizedDataset, length: int | None, *, prefix: int | None) -> TokenizedDataset:

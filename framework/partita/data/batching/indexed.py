@@ -175,7 +175,7 @@ class IndexedPlanner:
         batches = self.policy.cut(lengths, self._rng(epoch, window + 1))
         if window == 0 and self.policy.longest_first:
             batches = longest_to_front(batches, lengths)
-        return [PlannedBatch(rows[batch.rows], batch.lines) for batch in batches]
+        return [PlannedBatch(rows[batch.rows], batch.sequences) for batch in batches]
 
     def _make_windows(self, epoch: int) -> "Windows":
         rng = self._rng(epoch)

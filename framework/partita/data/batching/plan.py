@@ -10,15 +10,15 @@ class PlannedBatch(NamedTuple):
 
     rows: np.ndarray
     """Row indices, int64, [n]."""
-    lines: np.ndarray
+    sequences: np.ndarray
     """Line of the batch that holds each row, ascending, int64, [n].
 
-    Packed rows share a line; other rows have one line each: 0 to n-1.
+    Packed rows share a sequence; other rows have one sequence each: 0 to n-1.
     """
 
 
 def alone(rows: np.ndarray) -> PlannedBatch:
-    """Return a batch with one row per line."""
+    """Return a batch with one row per sequence."""
     return PlannedBatch(rows, np.arange(len(rows), dtype=np.int64))
 
 

@@ -116,7 +116,7 @@ class SortedWindows:
 
 
 class TokenLimited(SortedWindows):
-    """Base of policies whose batches, or lines, hold at most `max_tokens`: no row may be longer."""
+    """Base of policies whose batches, or sequences, hold at most `max_tokens`: no row may be longer."""
 
     max_tokens: int
 
@@ -179,13 +179,13 @@ class TokenBudget(TokenLimited):
 
 @dataclass(frozen=True)
 class Pack(TokenLimited):
-    """Pack several rows into lines of at most `max_tokens`, with `lines` lines per batch.
+    """Pack several rows into sequences of at most `max_tokens`, with `sequences` sequences per batch.
 
-    Best fit decreasing (Johnson et al. 1974): the longest row first, each to the fullest line with room for it.
+    Best fit decreasing (Johnson et al. 1974): the longest row first, each to the fullest sequence with room for it.
     """
 
     max_tokens: int
-    lines: int
+    sequences: int
     window: int
 
     shuffle_rows = True
@@ -193,17 +193,17 @@ class Pack(TokenLimited):
 
     def cut(self, lengths: np.ndarray, rng: np.random.Generator) -> list[PlannedBatch]:
         refuse_longer(lengths, self.max_tokens)
-        line_n, filled = best_fit(lengths, self.max_tokens)
-        # Lines that are equally full are batched together, in random order. The room left at the end of a window then
-        # costs one batch, not one line in many batches.
+        sequence_n, filled = best_fit(lengths, self.max_tokens)
+        # Sequences that are equally full are batched together, in random order. The room left at the end of a window
+        # then costs one batch, not one sequence in many batches.
         mixed = rng.permutation(len(filled))
         rank = np.empty(len(filled), dtype=np.int64)
         rank[mixed[np.argsort(-filled[mixed], kind="stable")]] = np.arange(len(filled))
-        rank_n = rank[line_n]
+        rank_n = rank[sequence_n]
         order = np.argsort(rank_n, kind="stable")
-        edges = np.searchsorted(rank_n[order], np.arange(0, len(filled) + self.lines, self.lines))
+        edges = np.searchsorted(rank_n[order], np.arange(0, len(filled) + self.sequences, self.sequences))
         batches = [
-            PlannedBatch(order[start:end], rank_n[order[start:end]] - number * self.lines)
+            PlannedBatch(order[start:end], rank_n[order[start:end]] - number * self.sequences)
             for number, (start, end) in enumerate(pairwise(edges))
             if end > start
         ]
@@ -218,8 +218,8 @@ def build_policy(batching: Batching, *, batch_size: int, max_tokens: int | None 
 
     Args:
         batching: The batching section.
-        batch_size: Rows per batch; lines per batch for pack.
-        max_tokens: Default if the section sets none: tokens per batch for token_budget, per line for pack.
+        batch_size: Rows per batch; sequences per batch for pack.
+        max_tokens: Default if the section sets none: tokens per batch for token_budget, per sequence for pack.
     """
     return POLICIES[batching.type](batching, batch_size, max_tokens)
 
@@ -255,10 +255,10 @@ def token_budget_policy(batching: TokenBudgetBatching, batch_size: int, max_toke
 
 
 def pack_policy(batching: PackBatching, batch_size: int, max_tokens: int | None) -> Policy:
-    line = batching.max_tokens or max_tokens
-    if line is None:
+    sequence = batching.max_tokens or max_tokens
+    if sequence is None:
         raise AssertionError("data.batching.max_tokens was not resolved")
-    return Pack(line, lines=batch_size, window=batching.window)
+    return Pack(sequence, sequences=batch_size, window=batching.window)
 
 
 def chunk_policy(batching: ChunkBatching, batch_size: int, max_tokens: int | None) -> Policy:
@@ -285,7 +285,7 @@ def whole_batches(window: int, batch_size: int) -> int:
 
 
 def refuse_longer(lengths: np.ndarray, max_row_tokens: int | None, *, name: Callable[[int], str] | None = None) -> None:
-    """Raise DataError if a row is longer than a batch or line may be; `name` returns a row's key by index."""
+    """Raise DataError if a row is longer than a batch or sequence may be; `name` returns a row's key by index."""
     if max_row_tokens is None or int(lengths.max(initial=0)) <= max_row_tokens:
         return
     index = int(lengths.argmax())
@@ -345,24 +345,24 @@ def budget_cuts(lengths: np.ndarray, *, budget: int, rows: int | None, multiple_
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the line of each row, [n], and the number of tokens in each line, [lines]."""
-    line_n = np.empty(len(lengths), dtype=np.int64)
-    open_lines: list[int] = []
-    """Room and index of each line that is not full, as one integer, ascending."""
+    """Return the sequence of each row, [n], and the number of tokens in each sequence, [sequences]."""
+    sequence_n = np.empty(len(lengths), dtype=np.int64)
+    open_sequences: list[int] = []
+    """Room and index of each sequence that is not full, as one integer, ascending."""
     width, free = len(lengths) + 1, list[int]()
     for index in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[index])
-        position = bisect_left(open_lines, length * width)
-        if position < len(open_lines):
-            line = open_lines.pop(position) % width
+        position = bisect_left(open_sequences, length * width)
+        if position < len(open_sequences):
+            sequence = open_sequences.pop(position) % width
         else:
-            line = len(free)
+            sequence = len(free)
             free.append(capacity)
-        free[line] -= length
-        line_n[index] = line
-        if free[line]:
-            insort(open_lines, free[line] * width + line)
-    return line_n, capacity - np.array(free, dtype=np.int64)
+        free[sequence] -= length
+        sequence_n[index] = sequence
+        if free[sequence]:
+            insort(open_sequences, free[sequence] * width + sequence)
+    return sequence_n, capacity - np.array(free, dtype=np.int64)
 
 
 def batches_at(order: np.ndarray, cuts: list[int], *, fullest: int = 0) -> list[PlannedBatch]:

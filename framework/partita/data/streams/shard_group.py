@@ -263,7 +263,8 @@ class ShardGroup:
             indices = rng.permutation(indices)
         cuts = self._plan.policy.cut(encoded.lengths[indices], rng)
         return [
-            (encoded.take(indices[batch.rows]), PlannedBatch(np.arange(len(batch.rows)), batch.lines)) for batch in cuts
+            (encoded.take(indices[batch.rows]), PlannedBatch(np.arange(len(batch.rows)), batch.sequences))
+            for batch in cuts
         ]
 
 

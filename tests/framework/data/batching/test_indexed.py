@@ -49,7 +49,7 @@ def planners(draw: st.DrawFn) -> IndexedPlanner:
 
 
 def plain(step: PlannedStep) -> Any:
-    return [(batch.rows.tolist(), batch.lines.tolist()) for batch in step.batches], step[1:]
+    return [(batch.rows.tolist(), batch.sequences.tolist()) for batch in step.batches], step[1:]
 
 
 def rows_of(steps: list[PlannedStep]) -> list[int]:
@@ -156,7 +156,9 @@ def test_buckets_have_rows_of_similar_length() -> None:
         padded = 0
         for step in make(lengths, batching, **changes).steps(0):
             for batch in step.batches:
-                line_tokens = np.bincount(batch.lines, weights=lengths[batch.rows]) if len(batch.rows) else np.zeros(1)
+                line_tokens = (
+                    np.bincount(batch.sequences, weights=lengths[batch.rows]) if len(batch.rows) else np.zeros(1)
+                )
                 padded += len(line_tokens) * int(line_tokens.max())
         return float(1 - lengths.sum() / padded)
 

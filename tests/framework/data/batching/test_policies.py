@@ -68,8 +68,8 @@ def cut(policy: Policy, lengths: np.ndarray, seed: int = 0) -> list[PlannedBatch
 
 def line_tokens(batch: PlannedBatch, lengths: np.ndarray) -> list[int]:
     """Return the numbers of tokens per line."""
-    tokens = [0] * (max(batch.lines.tolist()) + 1)
-    for row, line in zip(batch.rows.tolist(), batch.lines.tolist(), strict=True):
+    tokens = [0] * (max(batch.sequences.tolist()) + 1)
+    for row, line in zip(batch.rows.tolist(), batch.sequences.tolist(), strict=True):
         tokens[line] += int(lengths[row])
     return tokens
 
@@ -82,12 +82,12 @@ def test_every_row_of_a_window_is_in_one_batch(
 
     assert sorted(row for batch in batches for row in batch.rows.tolist()) == list(range(len(lengths)))
     for batch in batches:
-        assert len(batch.rows) == len(batch.lines) > 0
-        assert batch.lines.tolist() == sorted(batch.lines.tolist())
-        assert sorted({*batch.lines.tolist()}) == list(range(batch.lines.max() + 1))
-        assert {batch.rows.dtype, batch.lines.dtype} == {np.dtype(np.int64)}
+        assert len(batch.rows) == len(batch.sequences) > 0
+        assert batch.sequences.tolist() == sorted(batch.sequences.tolist())
+        assert sorted({*batch.sequences.tolist()}) == list(range(batch.sequences.max() + 1))
+        assert {batch.rows.dtype, batch.sequences.dtype} == {np.dtype(np.int64)}
         if batching.type != "pack":
-            assert batch.lines.tolist() == list(range(len(batch.rows)))
+            assert batch.sequences.tolist() == list(range(len(batch.rows)))
 
 
 @given(lengths=some_lengths(), batching=ANY, seed=SEEDS)
@@ -96,7 +96,8 @@ def test_batches_depend_only_on_lengths_and_seed(lengths: np.ndarray, batching: 
 
     one, other = cut(policy, lengths, seed), cut(policy, lengths, seed)
 
-    assert [(a.rows.tolist(), a.lines.tolist()) for a in one] == [(b.rows.tolist(), b.lines.tolist()) for b in other]
+    plans = [[(batch.rows.tolist(), batch.sequences.tolist()) for batch in batches] for batches in (one, other)]
+    assert plans[0] == plans[1]
 
 
 @given(lengths=some_lengths(), batching=TOKEN_BUDGET, spare=st.integers(0, 9000), seed=SEEDS)
@@ -142,7 +143,7 @@ def test_a_row_is_packed_into_the_line_with_the_least_remaining_space() -> None:
     """With a worst-fit rule the row of 3 would follow the 6, and the last 2 would need a third line."""
     lengths = np.array([7, 6, 3, 2, 2])
     [batch] = cut(build_policy(PackBatching(type="pack"), batch_size=4, max_tokens=10), lengths)
-    lines = [sorted(lengths[batch.rows[batch.lines == line]].tolist()) for line in range(2)]
+    lines = [sorted(lengths[batch.rows[batch.sequences == line]].tolist()) for line in range(2)]
     assert sorted(lines) == [[2, 2, 6], [3, 7]]
     assert line_tokens(batch, lengths) == [10, 10]
 
