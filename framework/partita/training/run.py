@@ -198,7 +198,7 @@ def train_and_note(
     tuner: BatchSizeTuner,
     streamed: bool,
 ) -> TrainResult:
-    """Run the trainer, and note sums over its steps, waits for rows, failures of memory, and rows left out of streams.
+    """Run the trainer, and note sums over its steps, waits for rows, out-of-memory errors, and rows left out.
 
     Args:
         trainer: The trainer.
