@@ -31,6 +31,7 @@ def test_a_merged_adapter_answers_all_rows_as_the_run_does(lora_run: Path, tmp_p
         **report.content(),
         "folder": ".",
         "notes": [],
+        "reasons": [],
     }
     assert not any("adapter" in path.name for path in (tmp_path / "merged").iterdir())
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
@@ -260,8 +261,8 @@ def test_an_export_that_cannot_be_loaded_stays_with_a_report_that_says_why(
     assert [path.name for path in tmp_path.iterdir()] == ["bad"]
     report = json.loads((tmp_path / "bad" / "export.json").read_text())
     assert (report["compared"], report["passed"]) == (False, False)
-    assert report["notes"][-1].startswith(reason)
-    assert "config.json" in report["notes"][-1]
+    assert report["reasons"][-1].startswith(reason)
+    assert "config.json" in report["reasons"][-1]
     assert (tmp_path / "bad" / "model.safetensors").exists()
     assert command("merge", lora_run, "-o", tmp_path / "any", "--quiet", "--min-agreement", 0) == 0
     assert reason in capsys.readouterr().out
