@@ -56,7 +56,10 @@ FAILURES = {
 }
 """Commands that write files, tried on a full disk; the others write none."""
 
-NO_ROOM = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)); "
+NO_ROOM = (
+    "import resource, sys; sys.dont_write_bytecode = True; "  # or truncated files would be imported later
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY)); "
+)
 
 OPENED = dict.fromkeys(COMMANDS, "zero.yaml") | {
     "init": "run.yaml",
