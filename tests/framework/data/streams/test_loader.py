@@ -92,9 +92,12 @@ def make(
     seed: int = 7,
     row_tokenizer: RowTokenizer = ENCODER,
     options: LoaderOptions | None = None,
+    streams: TrainingStreams | None = None,
     **changes: Any,
 ) -> StreamLoader:
-    streams = TrainingStreams([FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, seed)
+    streams = streams or TrainingStreams(
+        [FileSource(type="jsonl", path="*.jsonl", streaming=True)], [1.0], "all", folder, seed
+    )
     return StreamLoader(
         streams.plan(policy_of(batching), num_groups=count_shard_groups(batches_per_step)),
         row_tokenizer,
@@ -626,27 +629,17 @@ def test_rows_that_a_mix_repeats_are_counted_once(tmp_path: Path, batches_per_st
         write_shards(tmp_path / name, sizes, broken=frozenset(broken))
     sources = [FileSource(type="jsonl", path=f"{name}/*.jsonl", streaming=True) for name in ("many", "few")]
     streams = TrainingStreams(sources, [1.0, 1.0], "all", tmp_path, 7, ("many", "few"), ("many", "few"))
-
-    def loader(ledger: Ledger) -> StreamLoader:
-        return StreamLoader(
-            streams.plan(policy_of(BUDGET), num_groups=count_shard_groups(batches_per_step)),
-            ENCODER,
-            options=LoaderOptions(),
-            batches_per_step=batches_per_step,
-            parts={},
-            ledger=ledger,
-            collate_batch=partial(collate, pad_token_id=0),
-        )
+    loader = partial(make, tmp_path, batches_per_step=batches_per_step, streams=streams)
 
     whole = Ledger(tmp_path / "whole", max_bad_rows=4)
-    steps = epoch_of(loader(whole))
+    steps = epoch_of(loader(ledger=whole))
 
     assert keys_of(steps).most_common(1)[0][1] > 5, "few rows are repeated"
     state, quarantine = outcome(whole, tmp_path / "whole")
     assert (state["rows"], state["used"], state["left_out"]) == (214, 210, 4)
     assert len(quarantine) == 4
     resumed = Ledger(tmp_path / "resumed", max_bad_rows=4)
-    rest = loader(resumed)
+    rest = loader(ledger=resumed)
     rest.load_state_dict(json.loads(json.dumps(steps[len(steps) // 2].state_dict)))
     assert list(map(plain, epoch_of(rest))) == list(map(plain, steps[len(steps) // 2 + 1 :]))
     assert resumed.state() == state
