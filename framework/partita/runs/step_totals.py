@@ -16,7 +16,7 @@ def step_totals(log: Path) -> dict[str, float]:
     The keys are `rows`, `tokens` (without padding), `loss_tokens`, `padding` (tokens), `padding_share` of all tokens,
     `seconds` (durations of the steps) and `tokens_per_second`.
     """
-    sums: dict[str, float] = dict.fromkeys((*SUMMED, "padding"), 0.0)
+    sums: dict[str, float] = dict.fromkeys((*SUMMED, "padding"), 0)
     lines: Counter[str] = Counter()
     count = 0
     for record in records_of(log):
