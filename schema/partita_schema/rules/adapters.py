@@ -10,7 +10,7 @@ from partita_schema.sections.model import ScratchModel
 from partita_schema.sections.trainer import FinetuneTrainer
 
 NOT_PACKED = (
-    "rows cannot be packed under the adapter {}: its virtual tokens would stand once in each line, not before each "
+    "rows cannot be packed under the adapter {}: its virtual tokens would stand once in each sequence, not before each "
     "row; write data.batching: {{type: bucket}}"
 )
 NOT_RECOMPUTED = (

@@ -173,7 +173,7 @@ def test_virtual_tokens_and_packed_rows_are_refused(small, kind: str) -> None:
         lm.check_packing()
     assert str(caught.value) == (
         f"data.batching.type: rows cannot be packed under the adapter {kind}: its virtual tokens would stand once in "
-        "each line, not before each row; write data.batching: {type: bucket}"
+        "each sequence, not before each row; write data.batching: {type: bucket}"
     )
 
 

@@ -28,7 +28,7 @@ def test_virtual_tokens_are_neither_packed_nor_merged(type_: str) -> None:
         ),
         (
             f"data.batching.type: rows cannot be packed under the adapter {type_}: its virtual tokens would stand once "
-            "in each line, not before each row; write data.batching: {type: bucket}"
+            "in each sequence, not before each row; write data.batching: {type: bucket}"
         ),
     ]
 
