@@ -244,8 +244,8 @@ def score(
     with synchronized_errors(process_group, "the scores of the answers"):
         for answer in answers:
             raw = requested.get([answer.row])[0]
-            key, rights = requested.key(answer.row), schema.with_each_answer(schema.load(raw))
-            truths = [parts.row_tokenizer.reference(right, key=key) for right in rights]
+            key = requested.key(answer.row)
+            truths = [parts.row_tokenizer.reference(row, key=key) for row in schema.with_each_answer(schema.load(raw))]
             scores = scorer.add(
                 truths[0],
                 answer.decoded,

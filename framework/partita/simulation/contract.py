@@ -88,7 +88,10 @@ def describe_program_error(error: BaseException) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return ` (FILE, line NUMBER)` of the innermost line of the user's code; empty if none of it ran."""
+    """Return where the user's code raised an error, such as ` (guest.py, line 12)`.
+
+    That is its innermost line. Empty if the error comes from other code only.
+    """
     own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
     if not own:
         return ""

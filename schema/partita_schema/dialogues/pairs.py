@@ -80,18 +80,16 @@ def read_answer(row: Mapping[str, Any], *, column: str, format_name: str, known:
     refuse_media(row, known.ignored)
     rest = {name: value for name, value in row.items() if name != answer or not holds(value)}
     if answer in rest or answer not in row:
-        whole: list[Message] = read_dialogue(rest, column=column, format_name=format_name, ignored=known.ignored)[
-            "messages"
-        ]
+        dialogue = read_dialogue(rest, column=column, format_name=format_name, ignored=known.ignored)
+        whole: list[Message] = dialogue["messages"]
         if whole[-1]["role"] != "assistant" or len(whole) == 1:
             raise FormatError(
                 f"the dialogue ends with a message of the {whole[-1]['role']}, so there is no answer to score; write "
                 f"one in the column {answer}"
             )
     else:
-        whole = whole_dialogue(
-            prompt_of(rest, column, format_name=format_name, known=known), row[answer], answer, known
-        )
+        prompt = prompt_of(rest, column, format_name=format_name, known=known)
+        whole = whole_dialogue(prompt, row[answer], answer, known)
         whole = with_system(whole, row)
     dialogue = dialogue_of(whole) | {"messages": whole[:-1], "train_all": False}
     return with_tools(dialogue, row, known.ignored) | {
