@@ -25,7 +25,7 @@ from partita_trainers.torch_internals import has_onednn_linear, onednn_has_bfloa
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 """Increased when the measurement changes."""
 WORTH = 1.1
 """Minimum ratio of the seconds. Kernels for new row counts, and padding to few of them, take a part of the gain."""
@@ -48,10 +48,12 @@ class Measurement(NamedTuple):
     kernel."""
 
 
-DECODING = Measurement(
+DECODING = Measurement([Product.OUTPUT], list(Implementation), rows=256, shapes=3, weights=2**18, layers=4)
+"""Decode steps and prefill passes in float32. Fewer rows are faster in other ways, and vary more when measured."""
+PACKING = Measurement(
     [Product.OUTPUT], list(Implementation), rows=LAYOUT_ROWS, shapes=3, weights=2**20, layers=4, rounds=4
 )
-"""A decode step or a short prefill."""
+"""All passes in bfloat16, down to single rows, for which packed weights gain most."""
 TRAINING = Measurement(list(Product), [Implementation.TORCH, Implementation.ONEDNN], rows=256, shapes=6, weights=2**18)
 """A training step."""
 
@@ -67,8 +69,9 @@ def fastest_for_decoding(layers: Sequence[nn.Linear], allowed: Sequence[Implemen
         layers: The layers.
         allowed: Implementations to use instead of `TORCH` if one of them is clearly faster.
     """
+    measurement = PACKING if layers and layers[0].weight.dtype == torch.bfloat16 else DECODING
     totals = Counter[str]()
-    for by_product in measured(layers, DECODING).values():
+    for by_product in measured(layers, measurement).values():
         totals.update(by_product[Product.OUTPUT])
     best = min(allowed, key=lambda implementation: totals[implementation])
     return best if totals[Implementation.TORCH] > WORTH * totals[best] else Implementation.TORCH
@@ -89,7 +92,7 @@ def faster_for_training(layers: Sequence[nn.Linear]) -> dict[Shape, frozenset[Pr
 def measured(layers: Sequence[nn.Linear], measurement: Measurement) -> Seconds:
     """Return the seconds of products on this machine.
 
-    The first call for these shapes measures for up to 0.3 s of CPU time and records the result. If it cannot be
+    The first call for these shapes measures for up to 0.4 s of CPU time and records the result. If it cannot be
     recorded, the result is empty, because processes that measure each for itself could disagree.
     """
     available = torch.backends.mkl.is_available() and has_onednn_linear()  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from partita.lm.products.speed import (
     DECODING,
     TRAINING,
     WORTH,
+    Measurement,
     faster_for_training,
     fastest_for_decoding,
     largest_shapes,
@@ -122,6 +123,21 @@ def test_only_a_model_that_is_not_trained_copies_weights_and_only_in_a_small_par
     assert [type(layer) for layer in model] == [kinds[dtype] if packs else nn.Linear] * 2
     if packs and dtype == torch.float32:
         assert [layer.implementation for layer in model] == [Implementation.PACKED] * 2
+
+
+def test_few_rows_are_measured_in_bfloat16_because_single_rows_use_packed_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {}
+
+    def measure(layers: list[nn.Linear], measurement: Measurement) -> list[dict[Product, dict[str, float]]]:
+        rows[layers[0].weight.dtype] = measurement.rows
+        return [{Product.OUTPUT: dict.fromkeys(Implementation, 1.0)}]
+
+    monkeypatch.setattr("partita.lm.products.speed.measure", measure)
+    fastest((128, 128))
+    fastest_for_decoding([layer.bfloat16() for layer in layers((128, 128))], [Implementation.PACKED])
+    assert rows == {torch.float32: 256, torch.bfloat16: 64}
 
 
 @pytest.mark.skipif(not torch_internals.onednn_has_bfloat16(), reason="oneDNN has no bfloat16 on this processor")
