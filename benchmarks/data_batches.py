@@ -273,15 +273,15 @@ def ranks(folder: Path, quick: bool) -> Result:
 
 def comparison(kind: str, count: int, found: list[Row]) -> Callable[[Any], None]:
     def compare(batches: Any) -> None:
-        fixed = list(two_epochs(job(batches, ranks=1, workers=0, cursor=None), count))
+        fixed = list(two_epochs(job(batches, ranks=1, workers=0, data_position=None), count))
         places = [len(fixed) // 6, len(fixed) // 3, len(fixed)]
         changed: list[tuple[Any, ...]] = []
-        cursor = None
+        data_position = None
         for (ranks, workers), end in zip(JOBS, places, strict=True):
-            steps = job(batches, ranks=ranks, workers=workers, cursor=cursor)
+            steps = job(batches, ranks=ranks, workers=workers, data_position=data_position)
             changed += islice(steps, end - len(changed))
             steps.close()
-            cursor = json.loads(json.dumps(changed[-1][1]))
+            data_position = json.loads(json.dumps(changed[-1][1]))
         keys = [key for _, _, part in changed for key in part]
         found.append(
             {
@@ -291,7 +291,7 @@ def comparison(kind: str, count: int, found: list[Row]) -> Callable[[Any], None]
                 "differences": sum(a[0] != b[0] for a, b in zip(fixed, changed, strict=True)),
                 "lost": 2 * count - sum(min(keys_of, 2) for keys_of in Counter(keys).values()),
                 "doubled": sum(max(0, keys_of - 2) for keys_of in Counter(keys).values()),
-                "cursor bytes": max(len(json.dumps(step[1])) for step in changed),
+                "position bytes": max(len(json.dumps(step[1])) for step in changed),
             }
         )
 
@@ -308,7 +308,7 @@ def two_epochs(steps: Iterator[tuple[Any, ...]], count: int) -> Iterator[tuple[A
 
 
 def job(
-    batches: Any, *, ranks: int, workers: int, cursor: Any, ledgers: list[Any] | None = None
+    batches: Any, *, ranks: int, workers: int, data_position: Any, ledgers: list[Any] | None = None
 ) -> Generator[tuple[str, Any, list[str]], None, None]:
     """Yield hash, position and keys of each step of a job. Ledgers of a stream's ranks are added to `ledgers`."""
     loaders = []
@@ -318,12 +318,12 @@ def job(
         if ledgers is not None:
             ledgers.append(ledger)
     for loader in loaders:
-        if cursor is not None:
-            loader.load_state_dict(cursor)
+        if data_position is not None:
+            loader.load_data_position(data_position)
     for steps in in_step(loaders):
         # Batch s of a step belongs to rank s modulo their number.
         parts = [steps[slot % ranks].micro_batches[slot // ranks] for slot in range(BATCHES_OF_A_STEP)]
-        yield batches_hash(parts), one_cursor(steps), [key for batch in parts for key in batch.keys]
+        yield batches_hash(parts), one_data_position(steps), [key for batch in parts for key in batch.keys]
 
 
 def in_step(loaders: list[Any]) -> Iterator[list[Any]]:
@@ -334,11 +334,11 @@ def in_step(loaders: list[Any]) -> Iterator[list[Any]]:
             yield list(threads.map(next, running))
 
 
-def one_cursor(steps: Any) -> Any:
+def one_data_position(steps: Any) -> Any:
     """Return the position of a job: equal on all ranks for indexed rows, merged from all ranks for a stream."""
-    cursors = [step.state_dict for step in steps]
-    position = cursors[0]["position"]
-    return merged(cursors) if isinstance(position, dict) and "groups" in position else cursors[0]
+    data_positions = [step.data_position for step in steps]
+    state = data_positions[0]["loader_state"]
+    return merged(data_positions) if isinstance(state, dict) and "groups" in state else data_positions[0]
 
 
 def of_rank(batches: Any, *, process_group: ThreadGroup, workers: int, ledger: Ledger) -> Any:
@@ -455,7 +455,7 @@ def streamed_by_ranks(folder: Path, model: Path, pattern: str, broken: int, coun
         with spending() as spent:
             keys: list[str] = []
             steps = 0
-            for _, _, part in job(batches, ranks=RANKS, workers=0, cursor=None, ledgers=ledgers):
+            for _, _, part in job(batches, ranks=RANKS, workers=0, data_position=None, ledgers=ledgers):
                 keys += part
                 steps += 1
                 if len(keys) >= count:

@@ -161,30 +161,30 @@ def resume(folder: Path, quick: bool) -> Result:
 def resumed(folder: Path, name: str, source: Any) -> list[Row]:
     config = config_of(folder / "model", source)
     chunks: list[Any] = []
-    cursors: list[Any] = []
+    data_positions: list[Any] = []
 
     def look(batches: Any) -> None:
         for step in batches.steps():
             if step.epoch >= 1 and isinstance(source, dict):  # the first step of the next epoch
                 return
             chunks.append([batch.input_ids_BT.tolist() for batch in step.micro_batches])
-            cursors.append(json.loads(json.dumps(step.state_dict)))
+            data_positions.append(json.loads(json.dumps(step.data_position)))
             if step.epoch >= 1:
                 return
 
     with_batches(config, look, run=folder / f"{name}-whole")
     found: list[Row] = []
     for share in SHARES:
-        at = max(1, int(share * len(cursors)))
-        follow = resumed_at(cursors[at - 1], chunks[at:], found, share=share)
+        at = max(1, int(share * len(data_positions)))
+        follow = resumed_at(data_positions[at - 1], chunks[at:], found, share=share)
         with_batches(config, follow, run=folder / f"{name}-{share}")
     return found
 
 
-def resumed_at(cursor: Any, wanted: list[Any], found: list[Row], *, share: float) -> Callable[[Any], None]:
+def resumed_at(data_position: Any, wanted: list[Any], found: list[Row], *, share: float) -> Callable[[Any], None]:
     def consume(batches: Any) -> None:
         with spending() as spent:
-            batches.load_state_dict(cursor)
+            batches.load_data_position(data_position)
             steps = batches.steps()
             first = next(steps)
         after = [first, *(next(steps) for _ in range(len(wanted) - 1))]
@@ -195,7 +195,7 @@ def resumed_at(cursor: Any, wanted: list[Any], found: list[Row], *, share: float
                 "at": f"{share:.0%}",
                 "CPU s": round(spent.cpu, 4),
                 "seconds": round(spent.wall, 4),
-                "state bytes": len(json.dumps(cursor)),
+                "state bytes": len(json.dumps(data_position)),
                 "steps compared": len(wanted),
                 "different": sum(one != other for one, other in zip(seen, wanted, strict=True)),
             }

@@ -409,7 +409,7 @@ def resumed_datasets(path: Path, model: Path, places: list[int], count: int) -> 
 def resumed_partita(model: Path, data: Row, places: list[int], run: Path, count: int) -> list[Row]:
     """Resume from the state of a step."""
     config = settings(model, data | {"batching": {"type": "bucket"}}, batch_size=RESUMED_ROWS, max_steps=10**6)
-    cursors: dict[int, Any] = {}
+    data_positions: dict[int, Any] = {}
     keys: list[list[str]] = []
     found: list[Row] = []
 
@@ -417,20 +417,24 @@ def resumed_partita(model: Path, data: Row, places: list[int], run: Path, count:
         for number, step in enumerate(an_epoch(batches, count), start=1):
             keys.append([key for batch in step.micro_batches for key in batch.keys])
             if number in places:
-                cursors[number] = json.loads(json.dumps(step.state_dict))
+                data_positions[number] = json.loads(json.dumps(step.data_position))
 
     with_batches(config, look, run=run)
     for place, share in zip(places, SHARES, strict=True):
         with_batches(
-            config, resumed_at(place, share, cursors[place], keys, found), run=run.with_name(f"{run.name}{place}")
+            config,
+            resumed_at(place, share, data_positions[place], keys, found),
+            run=run.with_name(f"{run.name}{place}"),
         )
     return found
 
 
-def resumed_at(place: int, share: float, cursor: Any, keys: list[list[str]], found: list[Row]) -> Callable[[Any], None]:
+def resumed_at(
+    place: int, share: float, data_position: Any, keys: list[list[str]], found: list[Row]
+) -> Callable[[Any], None]:
     def consume(batches: Any) -> None:
         with spending() as spent:
-            batches.load_state_dict(cursor)
+            batches.load_data_position(data_position)
             steps = batches.steps()
             first = next(steps)
         after = [first, *(next(steps) for _ in range(len(keys) - place - 1))]
@@ -440,7 +444,7 @@ def resumed_at(place: int, share: float, cursor: Any, keys: list[list[str]], fou
         lost = len(set(wanted) - set(seen))
         doubled = len(seen) - len(set(seen)) + len(set(seen) - set(wanted))
         assert lost or doubled or seen == wanted
-        state = len(json.dumps(cursor))
+        state = len(json.dumps(data_position))
         found.append(described(place, share, spent, state=state, lost=lost, doubled=doubled))
 
     return consume

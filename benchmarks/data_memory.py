@@ -235,14 +235,14 @@ def by_partita(folder: Path, count: int, window: int, epochs: int) -> Row:
         "loader": {"workers": 2},
     }
     report = reporter(folder, "partita")
-    cursor = folder / "partita.cursor"
+    saved_position = folder / "partita.position"
     found: Row = {"rows": 0, "tokens": 0, "bytes": 0}
 
     def consume(batches: Any) -> None:
         started = time.perf_counter()
-        if cursor.is_file():
-            saved = json.loads(cursor.read_text())
-            batches.load_state_dict(saved["cursor"])
+        if saved_position.is_file():
+            saved = json.loads(saved_position.read_text())
+            batches.load_data_position(saved["position"])
             found.update(saved["found"])
         with (folder / "partita.keys").open("a", encoding="utf8") as file:
             file.truncate(found["bytes"])
@@ -254,7 +254,7 @@ def by_partita(folder: Path, count: int, window: int, epochs: int) -> Row:
                 found["bytes"] += file.write("".join(key + "\n" for key in keys))
                 if epochs == 1 and number % 10 == 0:
                     file.flush()
-                    save(cursor, {"cursor": step.state_dict, "found": found})
+                    save(saved_position, {"position": step.data_position, "found": found})
         found["seconds"] = round(time.perf_counter() - started, 1)
 
     config = settings(folder / "model", data, max_steps=10**9)

@@ -188,7 +188,7 @@ def counted(keys: list[list[str]], count: int) -> tuple[int, int]:
 def different_cursors(folder: Path) -> int:
     """Return how many positions in the kept checkpoints differ."""
     one, other = (
-        {path.parent.name: path.read_text("utf8") for path in (folder / name).glob("checkpoints/*/cursor.json")}
+        {path.parent.name: path.read_text("utf8") for path in (folder / name).glob("checkpoints/*/data_position.json")}
         for name in ("straight", "killed")
     )
     return sum(one.get(name) != other.get(name) for name in one.keys() | other.keys())

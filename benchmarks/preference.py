@@ -364,7 +364,7 @@ class Epoch:
             batch = batch_of(self.rows[start : start + BATCH_SIZE], first=start)
             yield self.step((batch,), {"row": start}, (start + BATCH_SIZE) / len(self.rows))
 
-    def merge_state_dicts(self, states: Any) -> Any:
+    def merge_data_positions(self, states: Any) -> Any:
         return states[0]
 
 

@@ -98,15 +98,15 @@ class SeededBatches:
     def total_steps(self, epochs: float) -> int:
         return max(1, math.ceil(epochs * self.steps_per_epoch - 1e-9))
 
-    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
-        if cursor["rows"] != self.num_rows:
+    def load_data_position(self, data_position: Mapping[str, Any]) -> None:
+        if data_position["rows"] != self.num_rows:
             raise ResumeError("other rows")
         if self.started:
             raise ResumeError("too late")
-        self.position = cursor["step"]
+        self.position = data_position["step"]
 
-    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return cursors[0]
+    def merge_data_positions(self, data_positions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return data_positions[0]
 
     def steps(self) -> Iterator[GlobalBatch]:
         position, self.started = self.position, True
@@ -116,8 +116,10 @@ class SeededBatches:
             chosen = order[index * self.step_rows : (index + 1) * self.step_rows]
             parts = [self.batch(part) for part in chosen.chunk(self.micro)]
             position += 1
-            cursor = {"step": position, "rows": self.num_rows}
-            yield GlobalBatch(micro_batches=tuple(parts), state_dict=cursor, epoch=position / self.steps_per_epoch)
+            data_position = {"step": position, "rows": self.num_rows}
+            yield GlobalBatch(
+                micro_batches=tuple(parts), data_position=data_position, epoch=position / self.steps_per_epoch
+            )
 
     def batch(self, chosen: torch.Tensor) -> Batch:
         ids = self.rows[chosen]

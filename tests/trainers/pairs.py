@@ -93,7 +93,7 @@ class PairBatches(SeededBatches):
 
     def steps(self) -> Iterator[GlobalBatch]:
         for step in super().steps():
-            yield GlobalBatch(step.micro_batches[self.rank :: self.ranks], step.state_dict, step.epoch)
+            yield GlobalBatch(step.micro_batches[self.rank :: self.ranks], step.data_position, step.epoch)
 
 
 def pair_config(**trainer: Any) -> Config:

@@ -38,7 +38,7 @@ def write(folder: Path, step: int, optimizers: list[torch.optim.Optimizer] | Non
         step,
         save_model=options.get("save_model", lambda path: (path / "model.txt").write_text("weights")),
         optimizer_states=[optimizer.state_dict() for optimizer in optimizers or ()],
-        cursor={"step": step},
+        data_position={"step": step},
         trainer={"step": step},
     )
 
@@ -156,11 +156,11 @@ def test_a_damaged_checkpoint_is_moved_away_and_the_newest_intact_one_is_used(
 def test_without_an_intact_checkpoint_the_damaged_file_is_reported(tmp_path: Path) -> None:
     assert newest_intact(tmp_path) is None
     write(tmp_path, 3)
-    (tmp_path / "step-000003" / "cursor.json").write_text("{}")
+    (tmp_path / "step-000003" / "data_position.json").write_text("{}")
     with pytest.raises(ResumeError) as caught:
         newest_intact(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}/step-000003/cursor.json has 2 bytes and was written with 11, and there is no other intact "
+        f"{tmp_path}/step-000003/data_position.json has 2 bytes and was written with 11, and there is no other intact "
         "checkpoint; restore it or start a new run"
     )
     assert list_checkpoints(tmp_path) == [3]
@@ -198,7 +198,7 @@ step = max(list_checkpoints(folder), default=0)
 while True:
     step += 1
     write_checkpoint(folder, step, save_model=lambda path: (path / "model.txt").write_text(str(step) * 200000),
-                     optimizer_states=[], cursor={"step": step}, trainer={"step": step})
+                     optimizer_states=[], data_position={"step": step}, trainer={"step": step})
     remove_checkpoints(folder, keep={step, step - 1})
     print(step, flush=True)
 """

@@ -397,7 +397,7 @@ class Endless:
     def total_steps(self, epochs: float) -> int:
         raise AssertionError("nobody knows")
 
-    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
+    def load_data_position(self, data_position: Mapping[str, Any]) -> None:
         raise AssertionError("nothing is resumed here")
 
     def steps(self) -> Iterator[GlobalBatch]:

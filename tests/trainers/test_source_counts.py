@@ -21,7 +21,7 @@ def batch(keys: list[str], lengths: list[int]) -> Batch:
 
 def test_rows_and_tokens_are_counted_by_source() -> None:
     counts = SourceCounts(["wiki", "chat", "rare"])
-    step = GlobalBatch((batch(["wiki/a:1", "chat/b:1"], [5, 3]), batch(["wiki/a:2"], [4])), state_dict={}, epoch=0.5)
+    step = GlobalBatch((batch(["wiki/a:1", "chat/b:1"], [5, 3]), batch(["wiki/a:2"], [4])), data_position={}, epoch=0.5)
 
     assert counts.add(step) == {
         "rows/wiki": 2, "rows/chat": 1, "rows/rare": 0, "tokens/wiki": 9, "tokens/chat": 3, "tokens/rare": 0,
@@ -36,12 +36,12 @@ def test_packed_rows_are_counted_one_by_one() -> None:
     packed = Batch(ids, ids, torch.tensor([6, 2]), ("a/x:1", "b/x:1", "a/x:2", "b/x:2"), position_ids_BT=positions)
     counts = SourceCounts(["a", "b"])
 
-    counts.add(GlobalBatch((packed,), state_dict={}, epoch=0.5))
+    counts.add(GlobalBatch((packed,), data_position={}, epoch=0.5))
     assert counts.state_dict() == {"a": {"rows": 2, "tokens": 4}, "b": {"rows": 2, "tokens": 4}}
 
 
 def test_without_a_mix_nothing_is_counted() -> None:
-    step = GlobalBatch((batch(["a.jsonl:1"], [5]),), state_dict={}, epoch=0.5)
+    step = GlobalBatch((batch(["a.jsonl:1"], [5]),), data_position={}, epoch=0.5)
 
     assert SourceCounts([]).add(step) == {}
     assert SourceCounts(["wiki", "chat"]).add(step) == {}

@@ -171,8 +171,8 @@ class GlobalBatch:
 
     micro_batches: tuple[Batch, ...]
     """This rank's micro-batches."""
-    state_dict: Mapping[str, Any]
-    """JSON; `Batches.load_state_dict` resumes at the step after this one."""
+    data_position: Mapping[str, Any]
+    """JSON; `Batches.load_data_position` resumes at the step after this one."""
     epoch: float
     """Passes over the data completed after this step, as a fraction."""
 
@@ -191,14 +191,14 @@ class Batches(Protocol):
     def total_steps(self, epochs: float) -> int:
         """Return the steps in `epochs` epochs, at least 1. Raises DataError if the length of the data is unknown."""
 
-    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
-        """Resume after the step of `cursor`. Raises ResumeError if the data or the batch plan has changed."""
+    def load_data_position(self, data_position: Mapping[str, Any]) -> None:
+        """Resume after the step of `data_position`. Raises ResumeError if the data or the batch plan has changed."""
 
     def steps(self) -> Iterator[GlobalBatch]:
         """Yield this rank's part of each step from the current position, epoch after epoch, without end."""
 
-    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Merge the state dicts of all ranks after the same step into one for the run."""
+    def merge_data_positions(self, data_positions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Merge the positions of all ranks after the same step into one for the run."""
 
 
 class IndexedBatches(Batches, Protocol):

@@ -1,13 +1,13 @@
 """Atomic checkpoints: written to a temporary folder, synced and renamed. Only safetensors and JSON are read back.
 
 A folder `step-000120` holds
-    model files     whatever the language model writes: weights or adapter
-    optimizer.*     the state of each optimizer: tensors in .safetensors, the rest in .json
-    rng.*           states of the random generators: torch, its devices, Python, numpy
-    cursor.json     the data position
-    trainer.json    counters of the trainer: step, best metric, patience
-    stop.json       a stop that a callback asked for after the checkpoint was written
-    partita-checksums.json    size and hash of all other files, to detect damage
+    model files             whatever the language model writes: weights or adapter
+    optimizer.*             the state of each optimizer: tensors in .safetensors, the rest in .json
+    rng.*                   states of the random generators: torch, its devices, Python, numpy
+    data_position.json      the position in the data
+    trainer.json            counters of the trainer: step, best metric, patience
+    stop.json               a stop that a callback asked for after the checkpoint was written
+    partita-checksums.json  size and hash of all other files, to detect damage
 """
 
 import json
@@ -99,7 +99,7 @@ def write_checkpoint(
     *,
     save_model: Callable[[Path], None],
     optimizer_states: Sequence[Any],
-    cursor: Mapping[str, Any],
+    data_position: Mapping[str, Any],
     trainer: Mapping[str, Any],
 ) -> Path:
     """Write the checkpoint of `step` atomically and return its folder.
@@ -109,7 +109,7 @@ def write_checkpoint(
         step: Step that the state belongs to.
         save_model: Writes the model into a folder.
         optimizer_states: State dicts of the optimizers.
-        cursor: Data position, JSON.
+        data_position: The position in the data, JSON.
         trainer: Counters of the trainer, JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def write_checkpoint(
         for number, state in enumerate(optimizer_states):
             save_state(temporary / f"optimizer-{number}", state)
         save_state(temporary / "rng", random_state())
-        write_json(temporary / "cursor.json", cursor)
+        write_json(temporary / "data_position.json", data_position)
         write_json(temporary / "trainer.json", trainer)
         write_sums(temporary)
         sync_tree(temporary)
@@ -143,7 +143,7 @@ def read_checkpoint(
     load_model: Callable[[Path], None],
     optimizers: list[torch.optim.Optimizer],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Restore the model, optimizers and random states; return the cursor and the trainer's counters.
+    """Restore the model, optimizers and random states; return the data position and the trainer's counters.
 
     Args:
         folder: Folder of all checkpoints of the run.
@@ -166,7 +166,7 @@ def read_checkpoint(
             message = f"{path / f'optimizer-{number}'} does not fit this run's parameters ({error}); start a new run"
             raise ResumeError(message) from error
     restore_random_state(load_state(path / "rng"))
-    return read_json(path / "cursor.json"), read_json(path / "trainer.json")
+    return read_json(path / "data_position.json"), read_json(path / "trainer.json")
 
 
 def remove_checkpoints(folder: Path, *, keep: set[int]) -> None:

@@ -166,8 +166,8 @@ class FinetuneRun:
 
     def load_checkpoint(self, step: int) -> None:
         """Restore the model, optimizers, random states, data position and counters of a checkpoint."""
-        cursor, state = self.restore_checkpoint(step)
-        self.batches.load_state_dict(cursor)
+        data_position, state = self.restore_checkpoint(step)
+        self.batches.load_data_position(data_position)
         self.validation.load_state_dict(state["validation"])
         if state["total_steps"] != self.schedule.total:  # more steps are asked for, as with a stop of callbacks
             self.validation.evaluations_without_improvement = 0
@@ -327,16 +327,18 @@ class FinetuneRun:
 
         One that was saved only because of the time is replaced by the next one, and does not count.
         """
-        cursor = self.batches.merge_state_dicts(
-            self.process_group.all_gather_object(global_batch.state_dict, "the data position")
+        data_position = self.batches.merge_data_positions(
+            self.process_group.all_gather_object(global_batch.data_position, "the data position")
         )
         states = self.engine.optimizer_states()
         with self.engine.summon_full_params():
-            self.process_group.run_on_rank_zero(lambda: self.write_checkpoint_files(cursor, states), "a checkpoint")
+            self.process_group.run_on_rank_zero(
+                lambda: self.write_checkpoint_files(data_position, states), "a checkpoint"
+            )
         self.timer.restart()
         self.callbacks.call_on_checkpoint(self.run.checkpoints / checkpoint_name(self.step))
 
-    def write_checkpoint_files(self, cursor: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
+    def write_checkpoint_files(self, data_position: Mapping[str, Any], optimizer_states: Sequence[Any]) -> None:
         """Write the files of a checkpoint; called on rank 0 only."""
         scaler = self.engine.accelerator.scaler
         write_checkpoint(
@@ -344,7 +346,7 @@ class FinetuneRun:
             self.step,
             save_model=self.lm.save_checkpoint,
             optimizer_states=optimizer_states,
-            cursor=cursor,
+            data_position=data_position,
             trainer={
                 "step": self.step,
                 "total_steps": self.schedule.total,

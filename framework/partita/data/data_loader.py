@@ -100,7 +100,7 @@ class DataLoader:
         self._restarts_epoch = config.data.resume == "restart_epoch"
         self._steps: Generator[GlobalBatch] | None = None
         self._started = False
-        self._position = self._loader.state_dict()
+        self._position = self._loader.data_position
         # Epoch that an iterator continues after `_position` is loaded, and the one that the next iterator yields.
         self._epoch = 0
         self._next_epoch = 0
@@ -160,7 +160,7 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was yielded, as JSON of a few KB. It is equal on all ranks."""
-        return {"version": STATE_VERSION, "epoch": self._epoch, "position": dict(self._position)}
+        return {"version": STATE_VERSION, "epoch": self._epoch, "data_position": dict(self._position)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the batch at which `state` was saved. Call it before the first `iter()`.
@@ -174,8 +174,8 @@ class DataLoader:
                 "a state must be loaded before the first iterator is created; create a new DataLoader and load it there"
             )
         epoch, position = parts_of(state)
-        self._loader.load_state_dict(position)
-        self._position = self._loader.state_dict()
+        self._loader.load_data_position(position)
+        self._position = self._loader.data_position
         # If the data has changed, data.resume may have put the position at the beginning of an epoch.
         kept = self._restarts_epoch or self._position == position
         self._epoch = self._next_epoch = epoch if kept else self._position["epoch"]
@@ -205,7 +205,7 @@ class DataLoader:
                 step = next(steps, None)
                 if step is None:
                     break
-                self._position = self._merged(step.state_dict)
+                self._position = self._merged(step.data_position)
                 self._epoch = self._position["epoch"]
                 (batch,) = step.micro_batches
                 yield batch
@@ -220,7 +220,7 @@ class DataLoader:
         """Return the position of all ranks; each rank knows only its own parts of a stream."""
         if isinstance(self._loader, Loader) or self._process_group.world_size == 1:
             return position
-        return self._loader.merge_state_dicts(self._process_group.all_gather_object(position, "the data position"))
+        return self._loader.merge_data_positions(self._process_group.all_gather_object(position, "the data position"))
 
     def _log_left_out(self) -> None:
         self._ledger.log_warnings()
@@ -318,7 +318,7 @@ def parts_of(state: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
             f"this is not a state of a DataLoader (version {version}, expected {STATE_VERSION}); load what "
             "state_dict() returned"
         )
-    epoch, position = state.get("epoch"), state.get("position")
+    epoch, position = state.get("epoch"), state.get("data_position")
     if type(epoch) is not int or not isinstance(position, Mapping) or epoch < position.get("epoch", 0):
         raise ResumeError("the state of the DataLoader is damaged; load an older one")
     return epoch, dict(position)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from partita.data.batching.collate import Collate, collate
-from partita.data.batching.cursor import Cursor, Resume, batching_parts, continued, short_parts
+from partita.data.batching.data_position import DataPosition, Resume, batching_parts, continued, short_parts
 from partita.data.batching.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
 from partita.data.batching.policies import build_policy
 from partita.data.tokenized import TokenizedDataset
@@ -105,7 +105,7 @@ class Loader:
             batching, batch_size=batch_size, max_tokens=max_tokens, batches_per_step=batches_per_step, seed=seed
         )
         versions = {"planner version": str(PLANNER_VERSION), "encoded rows": encoded.fingerprint}
-        self._cursor = Cursor(short_parts({**encoded.parts, **(more_parts or {}), **settings, **versions}))
+        self._data_position = DataPosition(short_parts({**encoded.parts, **(more_parts or {}), **settings, **versions}))
         self._waits = Waits()
 
     @property
@@ -140,68 +140,73 @@ class Loader:
     def from_start(self) -> "Loader":
         """Return a loader of the same batches from the first step on, timed separately."""
         loader = copy.copy(self)
-        vars(loader).update(_cursor=Cursor(self._cursor.parts), _waits=Waits(), _started=False)
+        vars(loader).update(_data_position=DataPosition(self._data_position.parts), _waits=Waits(), _started=False)
         return loader
 
-    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
-        """Continue after the step that carried `cursor`.
+    def load_data_position(self, data_position: Mapping[str, Any]) -> None:
+        """Continue after the step that carried `data_position`.
 
         Raises:
             ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
         """
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is requested")
-        loaded = continued(cursor, self._cursor.parts, resume=self._resume)
-        window, taken = position_in_window(loaded.position)
+        loaded = continued(data_position, self._data_position.parts, resume=self._resume)
+        window, taken = position_in_window(loaded.loader_state)
         self._planner.check(loaded.epoch, window, taken, loaded.step)
-        self._cursor = loaded
+        self._data_position = loaded
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the position before the first step."""
-        return self._cursor.to_json()
+    @property
+    def data_position(self) -> Mapping[str, Any]:
+        """The position before the first step, as JSON."""
+        return self._data_position.to_json()
 
     def steps(self) -> Iterator[GlobalBatch]:
         """Yield steps from the current position, without end."""
-        return self._start(itertools.count(self._cursor.epoch))
+        return self._start(itertools.count(self._data_position.epoch))
 
     def epoch_steps(self, epoch: int) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch; if the loaded position lies in it, those after the position."""
         return self._start([epoch])
 
-    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Return the first cursor: it is the same on all ranks."""
-        return cursors[0]
+    def merge_data_positions(self, data_positions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Return the first position: it is the same on all ranks."""
+        return data_positions[0]
 
     def _start(self, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         self._started = True
         return self._waits.timed(self._step(planned) for epoch in epochs for planned in self._plans(epoch))
 
     def _plans(self, epoch: int) -> Iterator[PlannedStep]:
-        start = self._cursor if epoch == self._cursor.epoch else Cursor(self._cursor.parts, epoch)
-        window, taken = position_in_window(start.position)
+        start = (
+            self._data_position
+            if epoch == self._data_position.epoch
+            else DataPosition(self._data_position.parts, epoch)
+        )
+        window, taken = position_in_window(start.loader_state)
         return self._planner.steps(epoch, window, taken, start.step)
 
     def _step(self, planned: PlannedStep) -> GlobalBatch:
         """Build this rank's batches of a step, with the position after the whole step."""
         mine = planned.batches[self._process_group.rank :: self._process_group.world_size]
-        after = Cursor(self._cursor.parts, planned.epoch, planned.step, [planned.window, planned.taken])
+        after = DataPosition(self._data_position.parts, planned.epoch, planned.step, [planned.window, planned.taken])
         return GlobalBatch(
             tuple(self._collate(self._encoded, batch) for batch in mine),
-            state_dict=after.to_json(),
+            data_position=after.to_json(),
             epoch=planned.passed,
         )
 
 
-def position_in_window(position: Any) -> tuple[int, int]:
-    """Return the window and the number of batches taken from it. Raise ResumeError if a saved position is malformed."""
-    if position is None:
+def position_in_window(loader_state: Any) -> tuple[int, int]:
+    """Return the window and the number of batches taken from it. Raise ResumeError if a saved state is malformed."""
+    if loader_state is None:
         return 0, 0
     if (
-        isinstance(position, list)
-        and len(position) == 2
-        and all(type(number) is int and number >= 0 for number in position)
+        isinstance(loader_state, list)
+        and len(loader_state) == 2
+        and all(type(number) is int and number >= 0 for number in loader_state)
     ):
-        return position[0], position[1]
+        return loader_state[0], loader_state[1]
     raise ResumeError("the data position is damaged; continue from an older checkpoint")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partita.data.batching.collate import Collate, build_collate, collate_parts
-from partita.data.batching.cursor import batching_parts
+from partita.data.batching.data_position import batching_parts
 from partita.data.batching.documents import cut_chunks
 from partita.data.dialogue import expanded
 from partita.data.formatting.build import build_row_tokenizer

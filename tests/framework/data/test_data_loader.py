@@ -382,7 +382,7 @@ def test_states_that_do_not_fit_are_refused() -> None:
     for wrong, message in (
         ({}, r"this is not a state of a DataLoader \(version None, expected 1\); load what state_dict\(\) returned"),
         ({**state, "epoch": -1}, "the state of the DataLoader is damaged; load an older one"),
-        ({**state, "position": {**state["position"], "step": 3}}, "has no such position"),
+        ({**state, "data_position": {**state["data_position"], "step": 3}}, "has no such position"),
     ):
         with pytest.raises(ResumeError, match=message):
             loader.load_state_dict(wrong)

@@ -88,7 +88,7 @@ def plain(global_batch: GlobalBatch) -> Any:
         )
         for batch in global_batch.micro_batches
     ]
-    return batches, dict(global_batch.state_dict), global_batch.epoch
+    return batches, dict(global_batch.data_position), global_batch.epoch
 
 
 def take(loader: Loader, count: int) -> list[Any]:
@@ -177,7 +177,11 @@ def test_every_epoch_has_every_row_once_and_epoch_ends_are_reported() -> None:
         )
     rows = np.cumsum([sum(batch.rows for batch in step.micro_batches) for step in steps[:6]])
     assert [step.epoch for step in steps[:6]] == pytest.approx((rows / 53).tolist())
-    assert [(step.state_dict["epoch"], step.state_dict["step"]) for step in steps[3:6]] == [(0, 4), (1, 0), (1, 1)]
+    assert [(step.data_position["epoch"], step.data_position["step"]) for step in steps[3:6]] == [
+        (0, 4),
+        (1, 0),
+        (1, 1),
+    ]
     assert [plain(step)[0] for step in steps[:5]] != [plain(step)[0] for step in steps[5:10]]
     assert {len(step.micro_batches) for step in steps} == {3}
 
@@ -190,7 +194,7 @@ def test_a_run_resumed_from_any_step_equals_an_uninterrupted_one() -> None:
             saved = json.dumps(straight[done - 1][1])
             assert len(saved) < 4096
             loader = make(batching=batching)
-            loader.load_state_dict(json.loads(saved))
+            loader.load_data_position(json.loads(saved))
             assert take(loader, 3) == straight[done : done + 3]
 
 
@@ -208,7 +212,7 @@ def test_the_tenth_resume_is_like_the_first(stops: list[int], **settings: Any) -
     for stop in stops:
         loader = make(**settings)
         if results:
-            loader.load_state_dict(results[-1][1])
+            loader.load_data_position(results[-1][1])
         results += take(loader, stop)
 
     assert results == straight
@@ -230,9 +234,9 @@ def test_steps_do_not_depend_on_the_number_of_ranks(ranks: list[int], steps: int
         loaders = [make(**settings, process_group=process_group) for process_group in ThreadGroup.of(number)]
         for loader in loaders:
             if results:
-                loader.load_state_dict(results[-1][1])
+                loader.load_data_position(results[-1][1])
         for together in zip(*(take(loader, steps) for loader in loaders), strict=True):
-            assert len({json.dumps(cursor) for _, cursor, _ in together}) == 1
+            assert len({json.dumps(data_position) for _, data_position, _ in together}) == 1
             batches = [together[slot % number][0][slot // number] for slot in range(12)]
             results.append((batches, *together[0][1:]))
 
@@ -251,7 +255,7 @@ def test_a_world_size_that_does_not_divide_a_step_is_refused_with_possible_ones(
 
 def test_the_predicted_number_of_steps_equals_the_steps_taken() -> None:
     for batching in BATCHINGS:
-        taken = [step.state_dict["epoch"] for step in itertools.islice(make(batching=batching).steps(), 40)]
+        taken = [step.data_position["epoch"] for step in itertools.islice(make(batching=batching).steps(), 40)]
         loader = make(batching=batching)
         first = loader.steps_per_epoch
 
@@ -289,7 +293,7 @@ def test_rows_can_be_read_before_a_position_is_loaded() -> None:
     assert take(loader.from_start(), 3) == wanted
     assert loader.waits["seconds"] == 0
 
-    loader.load_state_dict(steps[0].state_dict)
+    loader.load_data_position(steps[0].data_position)
     assert take(loader.from_start(), 3) == wanted
     assert take(loader, 2) == wanted[1:]
 
@@ -299,15 +303,15 @@ def test_a_position_cannot_be_loaded_after_steps_were_requested() -> None:
     step = next(loader.steps())
 
     with pytest.raises(ResumeError, match=r"^a data position must be loaded before the first step is requested$"):
-        loader.load_state_dict(step.state_dict)
+        loader.load_data_position(step.data_position)
 
 
 def test_other_data_or_settings_are_refused_with_their_keys() -> None:
-    cursor = next(make().steps()).state_dict
+    data_position = next(make().steps()).data_position
 
     def message(loader: Loader) -> list[str]:
         with pytest.raises(ResumeError) as error:
-            loader.load_state_dict(cursor)
+            loader.load_data_position(data_position)
         return [line.split(":")[0].strip() for line in str(error.value).splitlines() if line.startswith("  ")]
 
     assert message(make(seed=6)) == ["seed"]
@@ -319,7 +323,7 @@ def test_other_data_or_settings_are_refused_with_their_keys() -> None:
     assert message(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
     assert message(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]
-    make(process_group=ThreadGroup.of(3)[1]).load_state_dict(cursor)
+    make(process_group=ThreadGroup.of(3)[1]).load_data_position(data_position)
 
 
 @pytest.mark.parametrize(("resume", "epoch"), [("restart_epoch", 1), ("fresh", 0)])
@@ -329,7 +333,7 @@ def test_changed_data_resume_at_the_start_of_an_epoch_if_requested(resume: str, 
     grown = encode(table(60))
     resumed = make(encoded=grown, resume=resume)
 
-    resumed.load_state_dict(steps[-1][1])
+    resumed.load_data_position(steps[-1][1])
 
     straight = [plain(step) for step in itertools.islice(make(encoded=grown).steps(), 12)]
     begin = 0 if epoch == 0 else make(encoded=grown).steps_per_epoch
@@ -337,17 +341,17 @@ def test_changed_data_resume_at_the_start_of_an_epoch_if_requested(resume: str, 
 
 
 def test_a_position_after_the_epoch_is_refused() -> None:
-    from partita.data.batching.cursor import Cursor
+    from partita.data.batching.data_position import DataPosition
 
-    cursor = Cursor.from_json(next(make().steps()).state_dict)
+    data_position = DataPosition.from_json(next(make().steps()).data_position)
     message = (
         r"^the data position is step 6 at batch 0 of window 4, and epoch 0 of 4 windows has no such position; contin"
     )
     with pytest.raises(ResumeError, match=message):
-        make().load_state_dict(Cursor(cursor.parts, 0, 6, [4, 0]).to_json())
+        make().load_data_position(DataPosition(data_position.parts, 0, 6, [4, 0]).to_json())
     for position in ([1], [1, -1], {"a": 1}, [1, "2"]):
         with pytest.raises(ResumeError, match=r"^the data position is damaged; continue from an older checkpoint$"):
-            make().load_state_dict(Cursor(cursor.parts, 0, 6, position).to_json())
+            make().load_data_position(DataPosition(data_position.parts, 0, 6, position).to_json())
 
 
 def test_a_loader_knows_how_long_its_steps_were_waited_for() -> None:

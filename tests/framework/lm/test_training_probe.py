@@ -49,11 +49,11 @@ class Rows:
     def total_steps(self, epochs: float) -> int:
         return round(5 * epochs)
 
-    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
+    def load_data_position(self, data_position: Mapping[str, Any]) -> None:
         raise AssertionError("nothing is resumed here")
 
-    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return cursors[0]
+    def merge_data_positions(self, data_positions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return data_positions[0]
 
     def steps(self) -> Iterator[GlobalBatch]:
         number = 0

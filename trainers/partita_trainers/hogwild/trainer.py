@@ -79,11 +79,13 @@ class HogwildRun:
         self.run.truncate_log(self.step)
         if self.resumed_from is not None:
             folder = self.run.checkpoints / checkpoint_name(self.step)
-            batches.load_state_dict(read_json(folder / "cursor.json"))  # raises ResumeError if the rows have changed
+            batches.load_data_position(
+                read_json(folder / "data_position.json")
+            )  # raises ResumeError if the rows have changed
             self.lm.load_checkpoint(folder)
             self.sums = tuple(load_state(folder / "optimizer-0")["sums"])
         self.run.note(learning_rate=self.learning_rate, workers=config.workers)
-        self.rows, self.loss_tokens, self.cursor = read_rows(self.lm, batches)
+        self.rows, self.loss_tokens, self.data_position = read_rows(self.lm, batches)
         self.shared = self.share_tensors()
         self.total = config.epochs * self.shared.steps_per_epoch
         self.callbacks = Callbacks(context, total_steps=self.total)
@@ -186,7 +188,7 @@ class HogwildRun:
             self.step,
             save_model=self.lm.save_checkpoint,
             optimizer_states=[{"sums": list(self.sums)}],
-            cursor=self.cursor,
+            data_position=self.data_position,
             trainer={"step": self.step, "stop": self.callbacks.stop_record()},
         )
         remove_checkpoints(self.run.checkpoints, keep={self.step})
@@ -215,9 +217,9 @@ def read_rows(lm: BagModel, batches: Batches) -> tuple[Bags, int, Mapping[str, A
     """Return all rows in data order, the number of loss tokens, and the data position after the last row."""
     steps = batches.steps_per_epoch
     assert steps is not None, "the file refuses streams"
-    parts, loss_tokens, cursor = [], 0, dict[str, Any]()
+    parts, loss_tokens, data_position = [], 0, dict[str, Any]()
     for step in islice(batches.steps(), steps):
         parts += [lm.bags(batch) for batch in step.micro_batches]
         loss_tokens += sum(batch.loss_tokens for batch in step.micro_batches)
-        cursor = dict(step.state_dict)
-    return joined(parts), loss_tokens, cursor
+        data_position = dict(step.data_position)
+    return joined(parts), loss_tokens, data_position

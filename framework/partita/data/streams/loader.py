@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from partita.data.batching.collate import Collate
-from partita.data.batching.cursor import Cursor, Resume, continued, short_parts
+from partita.data.batching.data_position import DataPosition, Resume, continued, short_parts
 from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.chunks import ChunkTokenizer, EncodedChunk, RawChunk
 from partita.data.formats.text_files import is_mostly_broken
@@ -120,7 +120,7 @@ class StreamLoader:
         self._own = sorted({slot % plan.num_groups for slot in self._slots})
         self._slots_of_groups = [slot for slot in range(batches_per_step) if slot % plan.num_groups in self._own]
         groups = {"shard groups": str(plan.num_groups), "shard group version": str(SHARD_GROUP_VERSION)}
-        self._cursor = Cursor(short_parts({**plan.parts, **groups, **row_tokenizer.parts(), **parts}))
+        self._data_position = DataPosition(short_parts({**plan.parts, **groups, **row_tokenizer.parts(), **parts}))
         self._notes: list[WindowReport] = []
         self._num_unreadable = 0
         self._waits = Waits()
@@ -139,34 +139,33 @@ class StreamLoader:
         """Raise DataError: the length of a stream is unknown."""
         raise DataError(f"a stream has no known length, so {epochs:g} epochs is not a number of steps; write max_steps")
 
-    def load_state_dict(self, cursor: Mapping[str, Any]) -> None:
-        """Continue after the step that carried `cursor`.
+    def load_data_position(self, data_position: Mapping[str, Any]) -> None:
+        """Continue after the step that carried `data_position`.
 
         Raises:
             ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
         """
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is requested")
-        loaded = continued(cursor, self._cursor.parts, resume=self._resume)
-        position = loaded.position
-        if position is not None and (
-            not isinstance(position, dict) or len(position.get("groups", ())) != self.plan.num_groups
-        ):
+        loaded = continued(data_position, self._data_position.parts, resume=self._resume)
+        state = loaded.loader_state
+        if state is not None and (not isinstance(state, dict) or len(state.get("groups", ())) != self.plan.num_groups):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
-        self._cursor = loaded
-        before = cursor.get("position")
-        if isinstance(before, dict) and position is None:
+        self._data_position = loaded
+        before = data_position.get("loader_state")
+        if isinstance(before, dict) and state is None:
             self.counted_epoch = None
         elif isinstance(before, dict):
             self._counted, self.counted_epoch = before["ledger"], before.get("counted_epoch", 0)
 
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return the position before the first step."""
-        return self._cursor.to_json()
+    @property
+    def data_position(self) -> Mapping[str, Any]:
+        """The position before the first step, as JSON."""
+        return self._data_position.to_json()
 
     def steps(self) -> Iterator[GlobalBatch]:
         """Yield steps from the current position, without end. Raise DataError if an epoch has no usable row."""
-        return self._start(self._cursor.epoch, itertools.count(self._cursor.epoch))
+        return self._start(self._data_position.epoch, itertools.count(self._data_position.epoch))
 
     def epoch_steps(self, epoch: int) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch; if the loaded position lies in it, those after the position.
@@ -175,9 +174,9 @@ class StreamLoader:
         """
         return self._start(epoch, [epoch])
 
-    def merge_state_dicts(self, cursors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def merge_data_positions(self, data_positions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """Merge the positions of the ranks, each of which knows its own shard groups."""
-        return merged(cursors)
+        return merged(data_positions)
 
     def _start(self, first: int, epochs: Iterable[int]) -> Generator[GlobalBatch]:
         if not self._started:
@@ -196,9 +195,13 @@ class StreamLoader:
         encode = ChunkTokenizer(self._row_tokenizer, max_row_tokens=self.plan.policy.max_row_tokens)
         with EncodingWorkers(encode, self._options) as workers:
             for epoch in epochs:
-                start = self._cursor if epoch == self._cursor.epoch else Cursor(self._cursor.parts, epoch)
+                start = (
+                    self._data_position
+                    if epoch == self._data_position.epoch
+                    else DataPosition(self._data_position.parts, epoch)
+                )
                 step = start.step
-                with closing(self._epoch(epoch, step, start.position, workers)) as steps:
+                with closing(self._epoch(epoch, step, start.loader_state, workers)) as steps:
                     for batch in steps:
                         step += 1
                         yield batch
@@ -207,12 +210,12 @@ class StreamLoader:
                     raise DataError(f"{self.plan.names} has no row that can be used")
 
     def _epoch(
-        self, epoch: int, step: int, position: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
+        self, epoch: int, step: int, loader_state: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> Generator[GlobalBatch]:
         """Yield the steps of an epoch after `step`, until no shard group has rows left."""
         with ExitStack() as files:
             groups = {
-                number: files.enter_context(closing(self._group(number, epoch, position, workers)))
+                number: files.enter_context(closing(self._group(number, epoch, loader_state, workers)))
                 for number in self._own
             }
             if workers.number:  # first read everything that the first step needs, then what later steps need
@@ -235,12 +238,12 @@ class StreamLoader:
                 }
                 yield GlobalBatch(
                     tuple(self._batch(batches[slot]) for slot in self._slots),
-                    state_dict=Cursor(self._cursor.parts, epoch, step, after).to_json(),
+                    data_position=DataPosition(self._data_position.parts, epoch, step, after).to_json(),
                     epoch=float(epoch),
                 )
 
     def _group(
-        self, number: int, epoch: int, position: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
+        self, number: int, epoch: int, loader_state: Any, workers: EncodingWorkers[RawChunk, EncodedChunk]
     ) -> ShardGroup:
         return ShardGroup(
             self.plan,
@@ -250,7 +253,7 @@ class StreamLoader:
             # If several ranks read a group, the rank of its first slot counts the rows.
             seen=self._seen if epoch == self.counted_epoch and number in self._slots else ignore,
             numbered=self._numbered,
-            position=position["groups"][number] if position is not None else None,
+            position=loader_state["groups"][number] if loader_state is not None else None,
         )
 
     def _batch(self, batch: tuple[TokenizedDataset, PlannedBatch] | None) -> Batch:
@@ -320,9 +323,9 @@ def ignore(rows: SeenRows) -> None:
     """Ignore rows of later epochs: they were counted in the first one."""
 
 
-def merged(cursors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merged(data_positions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the positions of the ranks after the same step, each of which knows its own shard groups."""
-    first = dict(cursors[0])
-    groups = zip(*(cursor["position"]["groups"] for cursor in cursors), strict=True)
+    first = dict(data_positions[0])
+    groups = zip(*(position["loader_state"]["groups"] for position in data_positions), strict=True)
     known = [next(position for position in positions if position is not None) for positions in groups]
-    return first | {"position": first["position"] | {"groups": known}}
+    return first | {"loader_state": first["loader_state"] | {"groups": known}}

@@ -207,7 +207,7 @@ def test_every_row_of_a_stream_is_used_once_and_resumes_exactly(name: str) -> No
 
     for at in (0, len(epoch) // 2, len(epoch) - 2):
         resumed = loader_of(STREAMS[name]())
-        resumed.load_state_dict(json.loads(json.dumps(epoch[at].state_dict)))
+        resumed.load_data_position(json.loads(json.dumps(epoch[at].data_position)))
         following = itertools.islice(resumed.steps(), len(epoch) - at - 1)
         assert numbers_of(following) == numbers_of(epoch[at + 1 :])
 
@@ -228,7 +228,7 @@ def test_a_shuffle_buffer_loses_no_row_on_resume() -> None:
     epoch = list(itertools.takewhile(lambda step: step.epoch == 0, loader().steps()))
     for at in (len(epoch) // 2, len(epoch) - 3):
         resumed = loader()
-        resumed.load_state_dict(json.loads(json.dumps(epoch[at].state_dict)))
+        resumed.load_data_position(json.loads(json.dumps(epoch[at].data_position)))
         following = itertools.islice(resumed.steps(), len(epoch) - at - 1)
         assert numbers_of(following) == numbers_of(epoch[at + 1 :])
 
@@ -246,7 +246,7 @@ def test_another_stream_is_refused_on_resume(kind: str) -> None:
     step = next(loader_of(first).steps())
 
     with pytest.raises(ResumeError, match="stream dataset"):
-        loader_of(other).load_state_dict(step.state_dict)
+        loader_of(other).load_data_position(step.data_position)
 
 
 def test_a_map_style_dataset_as_a_stream_is_read_once_an_epoch() -> None:
@@ -276,7 +276,7 @@ def test_the_state_of_a_dataset_is_the_position() -> None:
         itertools.takewhile(lambda step: step.epoch == 0, loader_of(stream(), num_groups=1, shuffle=False).steps())
     )
     resumed = loader_of(stream(), num_groups=1, shuffle=False)
-    resumed.load_state_dict(json.loads(json.dumps(epoch[-2].state_dict)))
+    resumed.load_data_position(json.loads(json.dumps(epoch[-2].data_position)))
     read.clear()
 
     next(resumed.steps())

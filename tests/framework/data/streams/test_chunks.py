@@ -106,7 +106,7 @@ def test_a_run_continues_from_every_position_with_the_same_chunks(tmp_path: Path
 
     for number in range(0, 24, 3):
         resumed = make(tmp_path / "data", batching=batching)
-        resumed.load_state_dict(json.loads(json.dumps(steps[number].state_dict)))
+        resumed.load_data_position(json.loads(json.dumps(steps[number].data_position)))
         following = list(itertools.islice(resumed.steps(), 24 - number))
         assert list(map(plain, following)) == list(map(plain, steps[number + 1 :]))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.batching.cursor import Cursor, short_parts
+from partita.data.batching.data_position import DataPosition, short_parts
 from partita.data.formats.base import Position, StreamRow
 from partita.data.streams.interleaved_reader import InterleavedReader, pack, unpack
 from partita.data.streams.loader import count_shard_groups
@@ -303,9 +303,11 @@ def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: i
         f"part number {n}": "f" * 96 for n in range(20)
     }
     ledger = dict.fromkeys(("rows_used", "left_out", "cut_rows", "cut_tokens"), 10**11)
-    cursor = Cursor(short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"groups": positions, "ledger": ledger})
+    data_position = DataPosition(
+        short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"groups": positions, "ledger": ledger}
+    )
 
-    assert len(json.dumps(cursor.to_json())) < 4096
+    assert len(json.dumps(data_position.to_json())) < 4096
     assert sum(len(own._open) for own in taken._readers) >= num_sources
 
 

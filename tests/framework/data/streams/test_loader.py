@@ -162,7 +162,7 @@ def test_resuming_from_any_position_is_exact(
     straight = list(itertools.islice(loader().steps(), length + 3))
     for index, step in enumerate(straight[:-1]):
         resumed = loader()
-        resumed.load_state_dict(json.loads(json.dumps(step.state_dict)))
+        resumed.load_data_position(json.loads(json.dumps(step.data_position)))
         assert plain(next(iter(resumed.steps()))) == plain(straight[index + 1])
 
 
@@ -170,14 +170,14 @@ def test_the_tenth_resume_behaves_like_the_first(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [70, 40])
     straight = [plain(step) for step in itertools.islice(make(folder, batches_per_step=2).steps(), 25)]
 
-    result, cursor = [], None
+    result, data_position = [], None
     for _ in range(12):
         loader = make(folder, batches_per_step=2)
-        if cursor is not None:
-            loader.load_state_dict(cursor)
+        if data_position is not None:
+            loader.load_data_position(data_position)
         for step in itertools.islice(loader.steps(), 2):
             result.append(plain(step))
-            cursor = step.state_dict
+            data_position = step.data_position
 
     assert result == straight[:24]
 
@@ -349,14 +349,14 @@ def test_a_step_as_long_as_the_timeout_is_not_a_hung_worker(tmp_path: Path, monk
 
 
 def steps_of_ranks(
-    folder: Path, batching: Any, *, ranks: int, number: int, cursor: Any
+    folder: Path, batching: Any, *, ranks: int, number: int, data_position: Any
 ) -> list[tuple[GlobalBatch, ...]]:
     """Return the steps of every rank; each rank runs in a thread."""
 
     def take(process_group: ThreadGroup) -> list[GlobalBatch]:
         loader = make(folder, batching=batching, batches_per_step=4, process_group=process_group)
-        if cursor is not None:
-            loader.load_state_dict(cursor)
+        if data_position is not None:
+            loader.load_data_position(data_position)
         return list(itertools.islice(loader.steps(), number))
 
     with ThreadPoolExecutor(ranks) as threads:
@@ -374,11 +374,11 @@ def test_ranks_share_steps_and_the_world_size_may_change_in_an_epoch(
     ]
 
     results: list[Any] = []
-    cursor = None
+    data_position = None
     for ranks, number in ((4, 5), (1, 4), (2, 11)):
-        for together in steps_of_ranks(folder, batching, ranks=ranks, number=number, cursor=cursor):
+        for together in steps_of_ranks(folder, batching, ranks=ranks, number=number, data_position=data_position):
             results.append([plain(together[slot % ranks])[slot // ranks] for slot in range(4)])
-            cursor = merged([step.state_dict for step in together])
+            data_position = merged([step.data_position for step in together])
 
     assert results == straight
 
@@ -507,15 +507,15 @@ def test_answers_that_are_left_out_are_counted_once_wherever_a_run_continues(tmp
     folder, row_tokenizer = write_dialogues(tmp_path / "data"), dialogue_tokenizer(labels="all")
     _, counted = by_index(folder, row_tokenizer, ledger_folder=tmp_path / "indexed")
 
-    cursor, done, kills = None, False, 0
+    data_position, done, kills = None, False, 0
     while not done:
         ledger = Ledger(tmp_path / "killed", max_bad_rows=1.0, resumable=True)
         loader = make(folder, batching=batching, batches_per_step=2, row_tokenizer=row_tokenizer, ledger=ledger)
-        if cursor is not None:
-            loader.load_state_dict(cursor)
+        if data_position is not None:
+            loader.load_data_position(data_position)
         steps = list(itertools.islice(loader.steps(), 2))
         done = steps[-1].epoch > 0
-        cursor, kills = steps[0].state_dict, kills + 1  # killed after the second step, before it was saved
+        data_position, kills = steps[0].data_position, kills + 1  # killed after the second step, before it was saved
 
     assert kills > 2
     assert outcome(ledger, tmp_path / "killed") == counted
@@ -600,15 +600,15 @@ def test_bad_rows_that_are_read_again_are_counted_once(tmp_path: Path, batching:
     epoch_of(make(folder, batching=batching, ledger=straight))
     straight.save()
 
-    cursor, done = None, False
+    data_position, done = None, False
     while not done:
         ledger = Ledger(tmp_path / "killed", max_bad_rows=0.5, resumable=True)
         loader = make(folder, batching=batching, ledger=ledger)
-        if cursor is not None:
-            loader.load_state_dict(cursor)
+        if data_position is not None:
+            loader.load_data_position(data_position)
         steps = list(itertools.islice(loader.steps(), 3))
         done = steps[-1].epoch > 0
-        cursor = steps[1].state_dict  # the third was taken, and the program was killed before it was saved
+        data_position = steps[1].data_position  # the third was taken, and the program was killed before it was saved
     ledger.save()
 
     assert ledger.state() == straight.state()
@@ -640,7 +640,7 @@ def test_rows_that_a_mix_repeats_are_counted_once(tmp_path: Path, batches_per_st
     assert len(quarantine) == 4
     resumed = Ledger(tmp_path / "resumed", max_bad_rows=4)
     rest = loader(ledger=resumed)
-    rest.load_state_dict(json.loads(json.dumps(steps[len(steps) // 2].state_dict)))
+    rest.load_data_position(json.loads(json.dumps(steps[len(steps) // 2].data_position)))
     assert list(map(plain, epoch_of(rest))) == list(map(plain, steps[len(steps) // 2 + 1 :]))
     assert resumed.state() == state
 
@@ -655,11 +655,11 @@ def test_rows_in_order_are_counted_once_wherever_a_run_continues(tmp_path: Path)
     for number, step in enumerate(steps):
         ledger = Ledger(None, max_bad_rows=0.9)
         loader = make(folder, batching=IN_ORDER, batches_per_step=1, ledger=ledger, workers=int(number % 20 == 5))
-        loader.load_state_dict(json.loads(json.dumps(step.state_dict)))
+        loader.load_data_position(json.loads(json.dumps(step.data_position)))
         rest = list(itertools.takewhile(lambda step: step.epoch == 0, loader.steps()))
 
         assert list(map(plain, rest)) == list(map(plain, steps[number + 1 :]))
-        assert [step.state_dict for step in rest] == [step.state_dict for step in steps[number + 1 :]]
+        assert [step.data_position for step in rest] == [step.data_position for step in steps[number + 1 :]]
         assert ledger.state() == straight.state()
     assert straight.split("training").rows == 331
 
@@ -706,13 +706,13 @@ def test_a_stream_without_a_good_row_ends_with_an_error(tmp_path: Path) -> None:
 
 def test_a_changed_file_is_reported(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [30])
-    cursor = next(iter(make(folder).steps())).state_dict
+    data_position = next(iter(make(folder).steps())).data_position
     write_shards(folder, [31])
 
     with pytest.raises(ResumeError, match="the run cannot be resumed, because its batches would differ"):
-        make(folder).load_state_dict(cursor)
+        make(folder).load_data_position(data_position)
     restarted = make(folder, resume="restart_epoch")
-    restarted.load_state_dict(cursor)
+    restarted.load_data_position(data_position)
     assert len(keys_of(epoch_of(restarted))) == 31
 
 
@@ -720,13 +720,13 @@ def test_rows_of_an_epoch_that_begins_again_after_a_change_are_counted_and_check
     folder = write_shards(tmp_path / "data", [20, 20])
     before = make(folder, ledger=Ledger(None, max_bad_rows=0))
     epoch_of(before)
-    cursor = next(iter(before.epoch_steps(1))).state_dict
+    data_position = next(iter(before.epoch_steps(1))).data_position
     with (folder / "b.jsonl").open("a", encoding="utf8") as file:
         file.write("{ broken\n" * 3)
 
     ledger = Ledger(None, max_bad_rows=5)
     restarted = make(folder, resume="restart_epoch", ledger=ledger)
-    restarted.load_state_dict(cursor)
+    restarted.load_data_position(data_position)
     steps = list(restarted.epoch_steps(1))
     assert (ledger.state()["rows"], ledger.state()["left_out"]) == (43, 3)
     list(itertools.islice(restarted.epoch_steps(2), 2))
@@ -734,12 +734,12 @@ def test_rows_of_an_epoch_that_begins_again_after_a_change_are_counted_and_check
 
     killed = Ledger(None, max_bad_rows=5)
     again = make(folder, ledger=killed)
-    again.load_state_dict(steps[1].state_dict)
+    again.load_data_position(steps[1].data_position)
     list(again.epoch_steps(1))
     assert (killed.state()["rows"], killed.state()["left_out"]) == (43, 3)
 
     strict = make(folder, resume="restart_epoch", ledger=Ledger(None, max_bad_rows=0))
-    strict.load_state_dict(cursor)
+    strict.load_data_position(data_position)
     with pytest.raises(DataError, match="3 of 16 rows cannot be used"):
         list(strict.epoch_steps(1))
 
@@ -748,7 +748,7 @@ def test_the_position_is_small(tmp_path: Path) -> None:
     folder = write_shards(tmp_path / "data", [40] * 40)
 
     loader = make(folder, batches_per_step=64, batching=BucketBatching(type="bucket", window=4))
-    sizes = [len(json.dumps(step.state_dict)) for step in itertools.islice(loader.steps(), 4)]
+    sizes = [len(json.dumps(step.data_position)) for step in itertools.islice(loader.steps(), 4)]
 
     assert max(sizes) < 4096
 
@@ -769,10 +769,10 @@ def test_rows_of_an_attempt_without_a_checkpoint_are_not_counted(tmp_path: Path)
     assert (run / "quarantine.jsonl").read_text()
 
     started = make(folder, ledger=Ledger(run, max_bad_rows=0.5, resumable=True))
-    cursor = epoch_of(started)[-1].state_dict  # killed after its last one
+    data_position = epoch_of(started)[-1].data_position  # killed after its last one
     ledger = Ledger(run, max_bad_rows=0.5, resumable=True)
     loader = make(folder, ledger=ledger)
-    loader.load_state_dict(cursor)
+    loader.load_data_position(data_position)
     next(loader.steps())
     ledger.save()
 

@@ -6,28 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.batching.cursor import Cursor, batching_parts, continued, plan_hash, short_parts
+from partita.data.batching.data_position import DataPosition, batching_parts, continued, plan_hash, short_parts
 from partita_schema.errors import ResumeError
 from partita_schema.sections.batching import BucketBatching, TokenBudgetBatching
 
 PARTS = {"files": "f1", "tokenizer": "t1", "seed": "42"}
 
 
-POSITIONS = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
+LOADER_STATES = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
 
 
 @given(
     parts=st.dictionaries(st.text(), st.text()),
     epoch=st.integers(0, 10**9),
     step=st.integers(0, 10**9),
-    position=POSITIONS,
+    loader_state=LOADER_STATES,
 )
-def test_a_position_is_restored_from_json(parts: dict[str, str], epoch: int, step: int, position: Any) -> None:
-    cursor = Cursor(parts, epoch, step, position)
+def test_a_position_is_restored_from_json(parts: dict[str, str], epoch: int, step: int, loader_state: Any) -> None:
+    position = DataPosition(parts, epoch, step, loader_state)
 
-    loaded = Cursor.from_json(json.loads(json.dumps(cursor.to_json())))
+    loaded = DataPosition.from_json(json.loads(json.dumps(position.to_json())))
 
-    assert loaded == cursor
+    assert loaded == position
     loaded.check(parts)
 
 
@@ -35,7 +35,7 @@ def test_a_position_is_restored_from_json(parts: dict[str, str], epoch: int, ste
 def test_a_position_is_small_for_any_plan(parts: dict[str, str]) -> None:
     short = short_parts({name: text.encode("ascii", "replace").decode() for name, text in parts.items()})
 
-    saved = Cursor(short, 10**6, 10**9, [10**9, 10**6]).to_json()
+    saved = DataPosition(short, 10**6, 10**9, [10**9, 10**6]).to_json()
 
     assert len(json.dumps(saved, ensure_ascii=False).encode()) < 4096
 
@@ -80,7 +80,7 @@ def test_only_equal_parts_have_equal_hashes(one: dict[str, str], other: dict[str
 
 def test_another_plan_is_refused_with_the_changes() -> None:
     with pytest.raises(ResumeError) as error:
-        Cursor(PARTS).check({"files": "f1", "tokenizer": "t2", "seed": "43", "window": "8"})
+        DataPosition(PARTS).check({"files": "f1", "tokenizer": "t2", "seed": "43", "window": "8"})
 
     assert str(error.value) == (
         "the run cannot be resumed, because its batches would differ. Changed (old -> new):\n"
@@ -93,16 +93,16 @@ def test_another_plan_is_refused_with_the_changes() -> None:
 
 def test_changed_hashes_are_not_shown() -> None:
     with pytest.raises(ResumeError, match=r"Changed \(old -> new\):\n  files: changed\n  seed: 42 -> 43\n"):
-        Cursor({"files": "9718e4c4e49cf29d7ce18de0e2e6cf1e", "seed": "42"}).check(
+        DataPosition({"files": "9718e4c4e49cf29d7ce18de0e2e6cf1e", "seed": "42"}).check(
             {"files": "3f312dd592a740aadf89d5a87a619224", "seed": "43"}
         )
 
 
 def test_a_position_of_another_version_is_refused() -> None:
     with pytest.raises(
-        ResumeError, match=r"has version 4, this partita reads 3; continue with the version that wrote it"
+        ResumeError, match=r"has version 3, this partita reads 4; continue with the version that wrote it"
     ):
-        Cursor.from_json(Cursor(PARTS).to_json() | {"version": 4})
+        DataPosition.from_json(DataPosition(PARTS).to_json() | {"version": 3})
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_a_position_of_another_version_is_refused() -> None:
 )
 def test_a_damaged_position_is_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ResumeError, match=r"the data position is damaged; continue from an older checkpoint"):
-        Cursor.from_json(Cursor(PARTS, 1, 2).to_json() | damage)
+        DataPosition.from_json(DataPosition(PARTS, 1, 2).to_json() | damage)
 
 
-SAVED = Cursor(PARTS, 3, 7, [1, 2]).to_json()
+SAVED = DataPosition(PARTS, 3, 7, [1, 2]).to_json()
 CHANGED = PARTS | {"seed": "43"}
 
 
 def test_a_position_of_the_same_plan_is_resumed_with_any_setting() -> None:
     for resume in ("strict", "restart_epoch", "fresh"):
-        assert continued(SAVED, PARTS, resume=resume) == Cursor(PARTS, 3, 7, [1, 2])
+        assert continued(SAVED, PARTS, resume=resume) == DataPosition(PARTS, 3, 7, [1, 2])
 
 
 def test_strict_refuses_another_plan_and_lists_the_other_settings() -> None:
@@ -141,7 +141,7 @@ def test_another_plan_is_resumed_as_configured_with_a_warning(
     with caplog.at_level(logging.WARNING):
         result = continued(SAVED, CHANGED, resume=resume)
 
-    assert result == Cursor(CHANGED, epoch)
+    assert result == DataPosition(CHANGED, epoch)
     [message] = caplog.messages
     assert message == (
         "the data or its plan have changed (old -> new):\n  seed: 42 -> 43\n"
@@ -157,7 +157,7 @@ def test_only_fresh_ignores_an_unreadable_position(caplog: pytest.LogCaptureFixt
         ):
             continued(damaged, PARTS, resume=resume)
 
-    assert continued(damaged, PARTS, resume="fresh") == Cursor(PARTS)
+    assert continued(damaged, PARTS, resume="fresh") == DataPosition(PARTS)
     [message] = caplog.messages
     assert message == (
         "the data position is damaged; continue from an older checkpoint. As data.resume: fresh says, the data "
@@ -186,7 +186,7 @@ def test_parts_of_the_batching_are_named_like_the_configuration_keys() -> None:
 
 @pytest.mark.parametrize("resume", ["strict", "restart_epoch", "fresh"])
 def test_another_tokenizer_is_refused_with_any_setting(resume: Any) -> None:
-    saved = Cursor({"files": "a", "tokenizer": "x"}, epoch=1).to_json()
+    saved = DataPosition({"files": "a", "tokenizer": "x"}, epoch=1).to_json()
 
     with pytest.raises(
         ResumeError, match=r"(?s)tokenizer: x -> y.*Weights know the tokens of one tokenizer only, what"

@@ -12,7 +12,7 @@ from partita_schema.sections.batching import Batching
 
 logger = logging.getLogger(__name__)
 
-CURSOR_VERSION = 3
+DATA_POSITION_VERSION = 4
 MAX_CHARACTERS = 96
 """Maximum length of a part; a longer one ends in a hash of the whole."""
 MIN_CHARACTERS = 16
@@ -26,7 +26,7 @@ Resume = Literal["strict", "restart_epoch", "fresh"]
 
 
 @dataclass(frozen=True)
-class Cursor:
+class DataPosition:
     """A position: the next step to be taken. As JSON it is smaller than 4 KB."""
 
     parts: Mapping[str, str]
@@ -34,27 +34,27 @@ class Cursor:
     epoch: int = 0
     step: int = 0
     """Index of the step in the epoch."""
-    position: Any = None
-    """Start of the step in the planner's own terms, as JSON; None for the start of the epoch."""
+    loader_state: Any = None
+    """State of the loader at the start of the step, as JSON; None at the start of the epoch."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as JSON."""
         return {
-            "version": CURSOR_VERSION,
+            "version": DATA_POSITION_VERSION,
             "plan_hash": plan_hash(self.parts),
             "parts": dict(self.parts),
             "epoch": self.epoch,
             "step": self.step,
-            "position": self.position,
+            "loader_state": self.loader_state,
         }
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> "Cursor":
+    def from_json(cls, saved: Mapping[str, Any]) -> "DataPosition":
         """Read a saved position. Raise ResumeError if it is malformed, or of another version."""
         version = saved.get("version")
-        if version != CURSOR_VERSION:
+        if version != DATA_POSITION_VERSION:
             raise ResumeError(
-                f"the data position has version {version}, this partita reads {CURSOR_VERSION}; "
+                f"the data position has version {version}, this partita reads {DATA_POSITION_VERSION}; "
                 "continue with the version that wrote it"
             )
         parts, epoch, step = saved.get("parts"), saved.get("epoch"), saved.get("step")
@@ -64,7 +64,7 @@ class Cursor:
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
         assert isinstance(epoch, int)
         assert isinstance(step, int)
-        return cls(parts, epoch, step, saved.get("position"))
+        return cls(parts, epoch, step, saved.get("loader_state"))
 
     def check(self, parts: Mapping[str, str]) -> None:
         """Raise ResumeError if the position belongs to another plan, naming what differs."""
@@ -87,7 +87,7 @@ def change_text(old: str, new: str) -> str:
     return "changed" if is_digest(old) or is_digest(new) else f"{old} -> {new}"
 
 
-def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Resume) -> Cursor:
+def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Resume) -> DataPosition:
     """Return the position to continue from under a plan with these parts.
 
     If the plan has changed, `strict` raises ResumeError. `restart_epoch` and `fresh` log a warning with the changes,
@@ -98,12 +98,12 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
         ResumeError: If the run cannot continue from the saved position.
     """
     try:
-        loaded = Cursor.from_json(saved)
+        loaded = DataPosition.from_json(saved)
     except ResumeError as error:
         if resume != "fresh":
             raise ResumeError(f"{error}; or write data.resume: fresh to begin the data again") from None
         logger.warning("%s. As data.resume: fresh says, the data starts from the beginning", error)
-        return Cursor(parts)
+        return DataPosition(parts)
     try:
         loaded.check(parts)
     except ResumeError as error:
@@ -125,7 +125,7 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
             "beginning of epoch %d",
             *(changes, resume, epoch),
         )
-        return Cursor(parts, epoch)
+        return DataPosition(parts, epoch)
     return loaded
 
 
