@@ -22,7 +22,7 @@ def rows() -> TokenizedDataset:
         span_starts_N1=np.arange(len(LENGTHS) + 1),
         keys=RowKeys.counted("rows", len(LENGTHS)),
         indices_N=np.arange(len(LENGTHS)),
-        parts={},
+        fingerprint_inputs={},
     )
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from partita.data.batching.collate import Collate, collate
-from partita.data.batching.data_position import DataPosition, Resume, batching_parts, continued, short_parts
+from partita.data.batching.data_position import DataPosition, Resume, batching_inputs, continued, shortened_inputs
 from partita.data.batching.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
 from partita.data.batching.policies import build_policy
 from partita.data.tokenized import TokenizedDataset
@@ -63,7 +63,7 @@ class Loader:
         pad_token_id: int,
         max_tokens: int | None = None,
         order: Order | None = None,
-        more_parts: Mapping[str, str] | None = None,
+        more_inputs: Mapping[str, str] | None = None,
         collate_batch: Collate | None = None,
         resume: Resume = "strict",
         process_group: ProcessGroup = SINGLE_PROCESS,
@@ -79,7 +79,7 @@ class Loader:
             pad_token_id: Id that fills short rows.
             max_tokens: Resolved value for token_budget's `auto` and pack's default, in tokens.
             order: Order of the rows in an epoch, instead of a permutation.
-            more_parts: Further inputs that decide the batches, such as what `order` is built from, by name.
+            more_inputs: Further inputs that decide the batches, such as what `order` is built from, by name.
             collate_batch: Custom collate function.
             resume: What to do if data or plan have changed: see `continued`.
             process_group: The ranks that share the batches of a step.
@@ -101,11 +101,13 @@ class Loader:
         self._resume: Resume = resume
         self._process_group = process_group
         self._started = False
-        settings = batching_parts(
+        settings = batching_inputs(
             batching, batch_size=batch_size, max_tokens=max_tokens, batches_per_step=batches_per_step, seed=seed
         )
         versions = {"planner version": str(PLANNER_VERSION), "encoded rows": encoded.fingerprint}
-        self._data_position = DataPosition(short_parts({**encoded.parts, **(more_parts or {}), **settings, **versions}))
+        self._data_position = DataPosition(
+            shortened_inputs({**encoded.fingerprint_inputs, **(more_inputs or {}), **settings, **versions})
+        )
         self._waits = Waits()
 
     @property
@@ -140,7 +142,9 @@ class Loader:
     def from_start(self) -> "Loader":
         """Return a loader of the same batches from the first step on, timed separately."""
         loader = copy.copy(self)
-        vars(loader).update(_data_position=DataPosition(self._data_position.parts), _waits=Waits(), _started=False)
+        vars(loader).update(
+            _data_position=DataPosition(self._data_position.fingerprint_inputs), _waits=Waits(), _started=False
+        )
         return loader
 
     def load_data_position(self, data_position: Mapping[str, Any]) -> None:
@@ -151,7 +155,7 @@ class Loader:
         """
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is requested")
-        loaded = continued(data_position, self._data_position.parts, resume=self._resume)
+        loaded = continued(data_position, self._data_position.fingerprint_inputs, resume=self._resume)
         window, taken = position_in_window(loaded.loader_state)
         self._planner.check(loaded.epoch, window, taken, loaded.step)
         self._data_position = loaded
@@ -181,7 +185,7 @@ class Loader:
         start = (
             self._data_position
             if epoch == self._data_position.epoch
-            else DataPosition(self._data_position.parts, epoch)
+            else DataPosition(self._data_position.fingerprint_inputs, epoch)
         )
         window, taken = position_in_window(start.loader_state)
         return self._planner.steps(epoch, window, taken, start.step)
@@ -189,7 +193,9 @@ class Loader:
     def _step(self, planned: PlannedStep) -> GlobalBatch:
         """Build this rank's batches of a step, with the position after the whole step."""
         mine = planned.batches[self._process_group.rank :: self._process_group.world_size]
-        after = DataPosition(self._data_position.parts, planned.epoch, planned.step, [planned.window, planned.taken])
+        after = DataPosition(
+            self._data_position.fingerprint_inputs, planned.epoch, planned.step, [planned.window, planned.taken]
+        )
         return GlobalBatch(
             tuple(self._collate(self._encoded, batch) for batch in mine),
             data_position=after.to_json(),

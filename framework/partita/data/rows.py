@@ -221,13 +221,14 @@ def is_digest(value: str) -> bool:
     return DIGEST.fullmatch(value) is not None
 
 
-def digest(*parts: str | bytes | np.ndarray) -> str:
-    """Return a short stable hash of `parts`; the boundaries between parts count."""
+def digest(*values: str | bytes | np.ndarray) -> str:
+    """Return a short stable hash of `values`; the boundaries between them count."""
     state = blake2b(digest_size=16)
-    for part in parts:
-        data = (
-            part.data if isinstance(part, np.ndarray) else memoryview(part.encode() if isinstance(part, str) else part)
-        )
+    for value in values:
+        if isinstance(value, np.ndarray):
+            data = value.data
+        else:
+            data = memoryview(value.encode() if isinstance(value, str) else value)
         state.update(data.nbytes.to_bytes(8, "little"))
         state.update(data)
     return state.hexdigest()

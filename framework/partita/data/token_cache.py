@@ -100,7 +100,7 @@ class TokenCache:
             DataError: If there are too many bad rows, or no row is left.
             WriteError: If tokens cannot be written, or another process that tokenizes the same rows hangs.
         """
-        made_from = key_parts(rows, row_tokenizer, split=split)
+        made_from = cache_key_inputs(rows, row_tokenizer, split=split)
         folder = self.folder / digest(*(text for pair in sorted(made_from.items()) for text in pair))
 
         def make(temporary: Path, alive: Callable[[], None]) -> None:
@@ -112,10 +112,10 @@ class TokenCache:
                     alive()
                     if progress is not None:
                         progress(min(chunk, len(rows) - start))
-                parts = {"files": rows.fingerprint} | row_tokenizer.parts()
+                inputs = {"files": rows.fingerprint} | row_tokenizer.fingerprint_inputs()
                 with self._beating(alive):
                     counted.save()
-                    writer.finish(names=rows.keys.names, made_from=made_from, parts=parts)
+                    writer.finish(names=rows.keys.names, made_from=made_from, fingerprint_inputs=inputs)
 
         encoded, hit = self._open_or_make(folder, made_from, make)
         size = sum(file.stat().st_size for file in folder.iterdir())
@@ -210,7 +210,7 @@ class TokenCache:
             time.sleep(LOOK_EVERY)
 
 
-def key_parts(rows: Rows, row_tokenizer: RowTokenizer, *, split: str) -> dict[str, str]:
+def cache_key_inputs(rows: Rows, row_tokenizer: RowTokenizer, *, split: str) -> dict[str, str]:
     """Return everything that decides a split's tokens, the ledger's counts and its quarantined rows, by name."""
     config = row_tokenizer.formatter.config
     sections = {"prompt", "input_features", "output_features", "defaults", "preprocessing"}
@@ -226,7 +226,7 @@ def key_parts(rows: Rows, row_tokenizer: RowTokenizer, *, split: str) -> dict[st
         "packages": ", ".join(packages),
         "counted": ", ".join(NUMBERS),
         "examples": getattr(row_tokenizer.formatter, "examples_from", ""),
-        **{f"row tokenizer's {name}": value for name, value in row_tokenizer.parts().items()},
+        **{f"row tokenizer's {name}": value for name, value in row_tokenizer.fingerprint_inputs().items()},
     }
 
 

@@ -99,13 +99,15 @@ class TokenWriter:
         self._branched |= chunk.branched
         self.rows += len(indices)
 
-    def finish(self, *, names: tuple[str, ...], made_from: Mapping[str, str], parts: Mapping[str, str]) -> None:
+    def finish(
+        self, *, names: tuple[str, ...], made_from: Mapping[str, str], fingerprint_inputs: Mapping[str, str]
+    ) -> None:
         """Sync all arrays to disk and write contents.json; the ledger must be saved in the folder already.
 
         Args:
             names: Names of the files that the keys refer to.
             made_from: Everything that decides the tokens, by name.
-            parts: Inputs that decided the ids, by readable names.
+            fingerprint_inputs: Inputs that decided the ids, by readable names.
         """
         sizes = {name: file.tell() for name, file in self._files.items()}
         for file in self._files.values():
@@ -120,7 +122,7 @@ class TokenWriter:
             "rows": self.rows,
             "branched": self._branched,
             "made_from": dict(made_from),
-            "parts": dict(parts),
+            "fingerprint_inputs": dict(fingerprint_inputs),
             "names": list(names),
             "sizes": sizes,
             "sums": sums,
@@ -162,7 +164,7 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
         span_starts_N1=arrays["span_starts"],
         keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], parts=parts),
         indices_N=arrays["indices"],
-        parts=contents["parts"],
+        fingerprint_inputs=contents["fingerprint_inputs"],
         branched=contents["branched"],
         row_values_NK=values.reshape(contents["rows"], -1) if len(values) else None,
     )

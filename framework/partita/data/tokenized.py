@@ -34,7 +34,7 @@ class TokenizedDataset:
     """Key of each row."""
     indices_N: np.ndarray
     """Index of each row in the Rows that were tokenized, int64."""
-    parts: dict[str, str]
+    fingerprint_inputs: dict[str, str]
     """Inputs that decided the rows and their ids, by readable names: files, tokenizer, prompt ..."""
     isolated: bool = False
     """Whether each loss span is a document that does not attend to the others of its row; see `cut_chunks`."""
@@ -83,8 +83,8 @@ class TokenizedDataset:
             if progress is not None:
                 progress(min(chunk, len(rows) - start))
         save_checked(ledger, split=split, used=bool(flat))
-        parts = {"files": rows.fingerprint} | row_tokenizer.parts()
-        return flat.finish(keys=rows.keys, parts=parts)
+        inputs = {"files": rows.fingerprint} | row_tokenizer.fingerprint_inputs()
+        return flat.finish(keys=rows.keys, fingerprint_inputs=inputs)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -137,7 +137,7 @@ class TokenizedDataset:
             span_ends,
             self.keys.take(indices),
             self.indices_N[indices],
-            self.parts,
+            self.fingerprint_inputs,
             isolated=self.isolated,
             targets_NK=self.targets(indices),
             branched=self.branched,
@@ -163,7 +163,7 @@ NO_ROWS = TokenizedDataset(
     span_starts_N1=np.zeros(1, dtype=np.int64),
     keys=RowKeys.counted("", 0),
     indices_N=np.empty(0, dtype=np.int64),
-    parts={},
+    fingerprint_inputs={},
 )
 """The dataset that batches without rows are built from."""
 
@@ -237,12 +237,12 @@ class FlatBuilder:
         self._chunks.append(chunk)
         self._indices.append(chunk.indices + start)
 
-    def finish(self, *, keys: RowKeys, parts: dict[str, str], numbered: bool = False) -> TokenizedDataset:
+    def finish(self, *, keys: RowKeys, fingerprint_inputs: dict[str, str], numbered: bool = False) -> TokenizedDataset:
         """Return the collected examples.
 
         Args:
             keys: Keys of all rows.
-            parts: Inputs that decided the ids, by name.
+            fingerprint_inputs: Inputs that decided the ids, by name.
             numbered: Whether one row may have given several examples; their keys are then numbered.
         """
         indices = np.concatenate(self._indices)
@@ -257,7 +257,7 @@ class FlatBuilder:
             span_starts_N1=starts([chunk.span_counts for chunk in self._chunks]),
             keys=keys,
             indices_N=indices,
-            parts=parts,
+            fingerprint_inputs=fingerprint_inputs,
             targets_NK=concatenated([chunk.targets for chunk in self._chunks]),
             branched=any(chunk.branched for chunk in self._chunks),
             row_values_NK=concatenated([chunk.values for chunk in self._chunks]),

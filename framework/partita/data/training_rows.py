@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partita.data.batching.collate import Collate, build_collate, collate_parts
-from partita.data.batching.data_position import batching_parts
+from partita.data.batching.collate import Collate, build_collate, collate_inputs
+from partita.data.batching.data_position import batching_inputs
 from partita.data.batching.documents import cut_chunks
 from partita.data.dialogue import expanded
 from partita.data.formatting.build import build_row_tokenizer
@@ -51,7 +51,7 @@ class TrainingRows:
     """The rows, or chunks of them; of streams, the first ones."""
     shape: TrainingShape
     """How the rows are batched."""
-    order_parts: Mapping[str, str] = field(default_factory=dict)
+    order_inputs: Mapping[str, str] = field(default_factory=dict)
     """Fingerprints of the row order of mixed sources."""
     streams: TrainingStreams | None = None
     """The streams that rows are read from during training, if any."""
@@ -195,7 +195,7 @@ def batch_rows(
         recorded_batches=recorded_batches,
         chunk_length=row_tokenizer.chunk_length,
     )
-    return TrainingRows(encoded, shape, mixed.parts if mixed is not None else {}, data.streams)
+    return TrainingRows(encoded, shape, mixed.fingerprint_inputs if mixed is not None else {}, data.streams)
 
 
 def chunks_of(config: Config, documents: TokenizedDataset, row_tokenizer: RowTokenizer) -> TokenizedDataset:
@@ -266,7 +266,7 @@ class LoaderSetup:
             seed=self.config.seed,
             pad_token_id=self._pad_token_id,
             order=self.rows.shape.order,
-            more_parts={**self.rows.order_parts, **self._collate_parts()},
+            more_inputs={**self.rows.order_inputs, **self._collate_inputs()},
             collate_batch=self._collate(),
             resume=self.config.data.resume,
             process_group=self.process_group,
@@ -277,7 +277,7 @@ class LoaderSetup:
         shape = self.rows.shape
         policy = shape.policy(self.size.rows, max_tokens=self.size.max_tokens)
         num_groups = count_shard_groups(self.batches_per_step, sources=len(streams.sources))
-        batching = batching_parts(
+        batching = batching_inputs(
             shape.batching,
             batch_size=self.size.rows,
             max_tokens=self.size.max_tokens,
@@ -289,7 +289,7 @@ class LoaderSetup:
             self.row_tokenizer,
             options=self.config.data.loader,
             batches_per_step=self.batches_per_step,
-            parts=batching | self._collate_parts(),
+            more_inputs=batching | self._collate_inputs(),
             ledger=self.ledger,
             collate_batch=self._collate(),
             resume=self.config.data.resume,
@@ -303,8 +303,8 @@ class LoaderSetup:
             self.config.data.collate, folder=self.folder, pad_token_id=self._pad_token_id, two_sided=two_sided
         )
 
-    def _collate_parts(self) -> dict[str, str]:
-        return collate_parts(self.config.data.collate, folder=self.folder)
+    def _collate_inputs(self) -> dict[str, str]:
+        return collate_inputs(self.config.data.collate, folder=self.folder)
 
     @property
     def _pad_token_id(self) -> int:

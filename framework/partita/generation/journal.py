@@ -1,7 +1,7 @@
 """The journal: answers are saved as they are made, so that a killed job loses at most the batch in flight.
 
 The file is append-only JSON lines. The first line is a header with the number of rows and a fingerprint of
-everything that determines an answer, by part (model, generation, prompt, data). One record per row follows, in the
+everything that determines an answer, by name (model, generation, prompt, data). One record per row follows, in the
 order of completion. If a row has several records, the last one counts. Each line ends with a checksum: damaged
 records are ignored, so that their rows are generated again. A torn last line is removed before appending.
 
@@ -76,7 +76,7 @@ class Journal:
 
         Args:
             path: The file.
-            fingerprint: What determines an answer, by part.
+            fingerprint: What determines an answer, by name.
             keys: Keys of the rows, [rows, 16]. Records with another key are ignored.
             fresh: Discard existing records.
 
@@ -176,7 +176,7 @@ class Journal:
 
         Args:
             path: The other journal.
-            fingerprint: What determines an answer of this job, by part.
+            fingerprint: What determines an answer of this job, by name.
             keys: Keys of the rows, [rows, 16]. Records with another key are ignored.
 
         Raises:

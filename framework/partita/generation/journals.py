@@ -61,7 +61,7 @@ def open_journals(
 
     Args:
         path: The job's journal.
-        fingerprint: What determines an answer, by part.
+        fingerprint: What determines an answer, by name.
         keys: Keys of the rows, [rows, 16].
         fresh: Discard existing records.
         retry_errors: Whether rows with an error are generated again.
@@ -91,7 +91,7 @@ def absorb_all(
 
     Args:
         journal: The job's journal.
-        fingerprint: What determines an answer, by part.
+        fingerprint: What determines an answer, by name.
         keys: Keys of the rows, [rows, 16].
         fresh: Delete the journals of ranks instead.
     """

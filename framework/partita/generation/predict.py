@@ -84,7 +84,7 @@ class PredictionFiles:
     journal: Path
     """Rows recorded here are not generated again."""
     fingerprint: Mapping[str, str]
-    """What determines an answer, by part; a journal with another fingerprint is refused."""
+    """What determines an answer, by name; a journal with another fingerprint is refused."""
     output: Path | None = None
     """File to write."""
     safe_csv: bool = False

@@ -56,9 +56,9 @@ def row_key(text: str, *, row: str, fingerprint: str) -> bytes:
     return bytes.fromhex(digest(*(part.encode("utf-8", errors="surrogatepass") for part in (text, row, fingerprint))))
 
 
-def fingerprint_of(parts: Mapping[str, str]) -> str:
-    """Return one hash over all parts of a fingerprint."""
-    return json_digest(dict(parts))
+def fingerprint_of(inputs: Mapping[str, str]) -> str:
+    """Return one hash over all inputs of a fingerprint."""
+    return json_digest(dict(inputs))
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

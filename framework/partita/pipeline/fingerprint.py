@@ -17,7 +17,7 @@ SECTIONS = ("prompt", "generation", "input_features", "output_features", "defaul
 
 
 def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | None, folder: Path) -> dict[str, str]:
-    """Return fingerprints of everything that determines the answers to these rows, by part.
+    """Return fingerprints of everything that determines the answers to these rows, by name.
 
     Args:
         parts: The parts of the run.

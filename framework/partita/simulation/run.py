@@ -57,7 +57,7 @@ class RolloutSetup:
     transcripts: type[Transcripts]
     """Class that saves the episodes."""
     decided_by: dict[str, Any]
-    """Hashes of everything that affects the episodes, by part."""
+    """Hashes of everything that affects the episodes, by name."""
     checker: RewardChecker | None = None
     """Judges finished episodes by a reward model."""
 

@@ -67,7 +67,7 @@ class Transcripts:
         Args:
             folder: Folder of the transcripts.
             history: Name of the history, which names the file.
-            decided_by: Everything that decides the dialogues, by part: settings, and hashes of what is no setting.
+            decided_by: Everything that decides the dialogues, by name: settings, and hashes of what is no setting.
             fresh: Whether to discard existing dialogues.
             rank: Rank of this process.
         """
@@ -248,7 +248,7 @@ def open_transcripts(
     Args:
         folder: Folder of the transcripts.
         history: Name of the history.
-        decided_by: Everything that decides the dialogues, by part: settings, and hashes of what is no setting.
+        decided_by: Everything that decides the dialogues, by name: settings, and hashes of what is no setting.
         fresh: Whether to discard existing dialogues.
         process_group: Processes that run the simulation.
         kind: Class of the transcripts.

@@ -163,9 +163,9 @@ def test_prompts_of_a_custom_formatter_have_no_answer(tmp_path: Path, make_confi
 
 def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, parts: str) -> None:
     config = make_config(data={"formatter": f"{parts}:Loud"})
-    before = row_tokenizer(config, tmp_path).parts()
+    before = row_tokenizer(config, tmp_path).fingerprint_inputs()
     (tmp_path / f"{parts}.py").write_text(PARTS + "\n")
-    after = row_tokenizer(config, tmp_path).parts()
+    after = row_tokenizer(config, tmp_path).fingerprint_inputs()
     assert {name for name in after if after[name] != before[name]} == {"formatter"}
     rows = open_rows(ROWS, folder=tmp_path)
     cache = TokenCache(tmp_path / "tokens")

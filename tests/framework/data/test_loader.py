@@ -319,7 +319,7 @@ def test_other_data_or_settings_are_refused_with_their_keys() -> None:
     assert message(make(batches_per_step=1)) == ["batches a step"]
     assert message(make(batching=BucketBatching(type="bucket", window=99))) == ["batching.window"]
     assert message(make(batching=BucketBatching(type="bucket", window=16, noise=0.5))) == ["batching.noise"]
-    assert message(make(order=lambda epoch, rng: np.arange(53), more_parts={"mix": "a, b"})) == ["mix"]
+    assert message(make(order=lambda epoch, rng: np.arange(53), more_inputs={"mix": "a, b"})) == ["mix"]
     assert message(make(encoded=encode(table(54)))) == ["files", "encoded rows"]
     other = Config.model_validate(CONFIG.model_dump() | {"prompt": {"task": "x"}})
     assert message(make(encoded=encode(table(53), config=other))) == ["prompt", "encoded rows"]
@@ -348,10 +348,10 @@ def test_a_position_after_the_epoch_is_refused() -> None:
         r"^the data position is step 6 at batch 0 of window 4, and epoch 0 of 4 windows has no such position; contin"
     )
     with pytest.raises(ResumeError, match=message):
-        make().load_data_position(DataPosition(data_position.parts, 0, 6, [4, 0]).to_json())
+        make().load_data_position(DataPosition(data_position.fingerprint_inputs, 0, 6, [4, 0]).to_json())
     for position in ([1], [1, -1], {"a": 1}, [1, "2"]):
         with pytest.raises(ResumeError, match=r"^the data position is damaged; continue from an older checkpoint$"):
-            make().load_data_position(DataPosition(data_position.parts, 0, 6, position).to_json())
+            make().load_data_position(DataPosition(data_position.fingerprint_inputs, 0, 6, position).to_json())
 
 
 def test_a_loader_knows_how_long_its_steps_were_waited_for() -> None:

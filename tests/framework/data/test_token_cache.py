@@ -72,7 +72,7 @@ def assert_same(found: TokenizedDataset, wanted: TokenizedDataset) -> None:
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)
     assert list(found.keys) == list(wanted.keys)
-    assert found.parts == wanted.parts
+    assert found.fingerprint_inputs == wanted.fingerprint_inputs
     assert found.fingerprint == wanted.fingerprint
 
 

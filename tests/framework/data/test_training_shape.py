@@ -39,7 +39,7 @@ def encoded(lengths: np.ndarray, learned: int = 1) -> TokenizedDataset:
         span_starts_N1=np.arange(len(lengths) + 1),
         keys=RowKeys.counted("rows", len(lengths)),
         indices_N=np.arange(len(lengths)),
-        parts={"files": "f"},
+        fingerprint_inputs={"files": "f"},
     )
 
 

@@ -23,7 +23,7 @@ from partita_schema.errors import ResumeError, WriteError
 
 from ...properties import examples
 
-PARTS = {"model": "m1", "data": "d1"}
+FINGERPRINT = {"model": "m1", "data": "d1"}
 
 
 def keys(rows: int, salt: str = "") -> Any:
@@ -36,8 +36,8 @@ def record(row: int, text: str = "yes", **values: Any) -> PredictionRecord:
     return PredictionRecord(**({"key": key, "row": row, "status": "ok", "text": text} | values))
 
 
-def opened(path: Path, rows: int = 5, parts: Mapping[str, str] = PARTS, **options: Any) -> Journal:
-    return Journal.open(path, fingerprint=parts, keys=options.pop("keys", keys(rows)), **options)
+def opened(path: Path, rows: int = 5, fingerprint: Mapping[str, str] = FINGERPRINT, **options: Any) -> Journal:
+    return Journal.open(path, fingerprint=fingerprint, keys=options.pop("keys", keys(rows)), **options)
 
 
 def test_records_are_read_when_the_journal_is_opened_again(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_record_of_another_prompt_counts_as_absent(tmp_path: Path) -> None:
 def test_a_changed_fingerprint_is_refused_with_the_changed_part(tmp_path: Path) -> None:
     opened(tmp_path / "j").close()
     with pytest.raises(ResumeError) as caught:
-        opened(tmp_path / "j", rows=6, parts={"model": "m2", "prompt": "p", "data": "d1"})
+        opened(tmp_path / "j", rows=6, fingerprint={"model": "m2", "prompt": "p", "data": "d1"})
     assert str(caught.value) == (
         f"{tmp_path / 'j'} holds answers of another job: model changed (m1 -> m2); prompt changed (none -> p); "
         "rows changed (5 -> 6). Undo the change, write to another path, or start again with --fresh, which forgets "
@@ -159,17 +159,17 @@ def test_a_changed_fingerprint_is_refused_with_the_changed_part(tmp_path: Path) 
 
 
 def test_changed_hashes_are_not_shown(tmp_path: Path) -> None:
-    opened(tmp_path / "j", parts={"model": "9718e4c4e49cf29d7ce18de0e2e6cf1e", "prompt": "p"}).close()
+    opened(tmp_path / "j", fingerprint={"model": "9718e4c4e49cf29d7ce18de0e2e6cf1e", "prompt": "p"}).close()
     with pytest.raises(ResumeError, match=r"holds answers of another job: model changed; prompt changed \(p -> q\)\."):
-        opened(tmp_path / "j", parts={"model": "3f312dd592a740aadf89d5a87a619224", "prompt": "q"})
+        opened(tmp_path / "j", fingerprint={"model": "3f312dd592a740aadf89d5a87a619224", "prompt": "q"})
 
 
 def test_fresh_discards_existing_records(tmp_path: Path) -> None:
     with opened(tmp_path / "j") as journal:
         journal.append([record(0)])
-    with opened(tmp_path / "j", parts={"model": "m2"}, fresh=True) as journal:
+    with opened(tmp_path / "j", fingerprint={"model": "m2"}, fresh=True) as journal:
         assert not journal.done().any()
-    with opened(tmp_path / "j", parts={"model": "m2"}) as journal:
+    with opened(tmp_path / "j", fingerprint={"model": "m2"}) as journal:
         assert not journal.done().any()
 
 
@@ -177,7 +177,7 @@ def test_a_reader_keeps_the_records_of_its_job_when_another_one_starts_afresh(tm
     with opened(tmp_path / "j") as journal:
         journal.append([record(0, "yes")])
     with Journal.read_only(tmp_path / "j") as reader:
-        with opened(tmp_path / "j", parts={"model": "m2", "data": "d1"}, fresh=True) as journal:
+        with opened(tmp_path / "j", fingerprint={"model": "m2", "data": "d1"}, fresh=True) as journal:
             journal.append([record(0, "no!")])
             with pytest.raises(ResumeError, match="is being written by another process"):
                 opened(tmp_path / "j")

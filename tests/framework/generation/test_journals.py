@@ -15,7 +15,7 @@ from partita_schema.errors import ResumeError
 from partita_trainers.process_group import ProcessGroup
 
 ROWS = 6
-PARTS = {"model": "m1", "answers": "a1"}
+FINGERPRINT = {"model": "m1", "answers": "a1"}
 
 
 def keys() -> npt.NDArray[np.uint8]:
@@ -26,21 +26,23 @@ def answer(row: int, *, text: str = "yes", key: bytes | None = None) -> Predicti
     return PredictionRecord(key=(key or keys()[row].tobytes()).hex(), row=row, status="ok", text=text, attempt=1)
 
 
-def write_journal(path: Path, rank: int, records: list[PredictionRecord], *, parts: dict[str, str] = PARTS) -> Path:
+def write_journal(
+    path: Path, rank: int, records: list[PredictionRecord], *, fingerprint: dict[str, str] = FINGERPRINT
+) -> Path:
     """Write the answers of a rank that was killed."""
     place = rank_path(path, rank)
-    with Journal.open(place, fingerprint=parts, keys=keys()) as journal:
+    with Journal.open(place, fingerprint=fingerprint, keys=keys()) as journal:
         journal.append(records)
     return place
 
 
 def test_answers_of_killed_ranks_are_merged_by_any_number_of_processes(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    with Journal.open(path, fingerprint=PARTS, keys=keys()) as journal:
+    with Journal.open(path, fingerprint=FINGERPRINT, keys=keys()) as journal:
         journal.append([answer(0)])
     left = [write_journal(path, 1, [answer(2), answer(3)]), write_journal(path, 7, [answer(5)])]
 
-    with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
+    with open_journals(path, fingerprint=FINGERPRINT, keys=keys()) as journals:
         assert journals.before.tolist() == [True, False, True, True, False, True]
         assert [journals.attempts(row) for row in range(ROWS)] == [1, 0, 1, 1, 0, 1]
     assert not any(place.exists() for place in left)
@@ -55,15 +57,15 @@ def test_partial_lines_and_changed_rows_are_not_merged(tmp_path: Path) -> None:
     place = write_journal(path, 1, [answer(1), answer(2, key=bytes(16)), answer(4)])
     place.write_bytes(place.read_bytes()[:-10])
 
-    with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
+    with open_journals(path, fingerprint=FINGERPRINT, keys=keys()) as journals:
         assert np.flatnonzero(journals.before).tolist() == [1]
 
 
 def test_files_of_another_job_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    place = write_journal(path, 1, [answer(1)], parts={"model": "m2", "answers": "a1"})
+    place = write_journal(path, 1, [answer(1)], fingerprint={"model": "m2", "answers": "a1"})
 
-    with open_journals(path, fingerprint=PARTS, keys=keys()) as journals:
+    with open_journals(path, fingerprint=FINGERPRINT, keys=keys()) as journals:
         assert not journals.before.any()
     assert not place.exists()
 
@@ -72,7 +74,7 @@ def test_fresh_discards_files_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     place = write_journal(path, 1, [answer(1)])
 
-    with open_journals(path, fingerprint=PARTS, keys=keys(), fresh=True) as journals:
+    with open_journals(path, fingerprint=FINGERPRINT, keys=keys(), fresh=True) as journals:
         assert not journals.before.any()
     assert not place.exists()
 
@@ -80,9 +82,9 @@ def test_fresh_discards_files_of_ranks(tmp_path: Path) -> None:
 def test_merging_waits_for_a_rank_that_still_writes(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with (
-        Journal.open(rank_path(path, 1), fingerprint=PARTS, keys=keys()),
+        Journal.open(rank_path(path, 1), fingerprint=FINGERPRINT, keys=keys()),
         pytest.raises(ResumeError, match=r"rank-1\.jsonl is being written by another process; wait for it to end"),
-        open_journals(path, fingerprint=PARTS, keys=keys()),
+        open_journals(path, fingerprint=FINGERPRINT, keys=keys()),
     ):
         raise AssertionError("it must not open")
 
@@ -92,7 +94,7 @@ def test_ranks_write_separate_journals_that_are_merged_at_the_end(tmp_path: Path
     write_journal(path, 1, [answer(0)])
 
     def work(process_group: ProcessGroup) -> tuple[list[bool], str]:
-        with open_journals(path, fingerprint=PARTS, keys=keys(), process_group=process_group) as journals:
+        with open_journals(path, fingerprint=FINGERPRINT, keys=keys(), process_group=process_group) as journals:
             before: list[bool] = journals.before.tolist()
             for row in range(1 + process_group.rank, ROWS, process_group.world_size):
                 journals.own.append([answer(row, text=f"of {process_group.rank}")])

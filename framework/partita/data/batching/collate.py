@@ -166,7 +166,7 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int,
     return custom
 
 
-def collate_parts(target: str | None, *, folder: Path | None) -> dict[str, str]:
+def collate_inputs(target: str | None, *, folder: Path | None) -> dict[str, str]:
     """Return what decides the tensors by a readable name; empty for the built-in collate function."""
     if target is None:
         return {}

@@ -1,4 +1,4 @@
-"""Position of training in its data: a few numbers, and the parts of the plan that give them their meaning."""
+"""Position of training in its data: a few numbers, and the inputs of the batch plan that give them their meaning."""
 
 import json
 import logging
@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 DATA_POSITION_VERSION = 4
 MAX_CHARACTERS = 96
-"""Maximum length of a part; a longer one ends in a hash of the whole."""
+"""Maximum length of an input; a longer one ends in a hash of the whole."""
 MIN_CHARACTERS = 16
-"""Length to which parts are shortened if there are many; nothing but a hash remains."""
+"""Length to which inputs are shortened if there are many; nothing but a hash remains."""
 MIN_NAME_CHARACTERS = 32
-"""Minimum length to which the names of parts are shortened."""
-MAX_PARTS_CHARACTERS = 1500
-"""Maximum number of characters of all parts and names as JSON; this leaves room for the positions of streams."""
+"""Minimum length to which the names of inputs are shortened."""
+MAX_INPUTS_CHARACTERS = 1500
+"""Maximum number of characters of all inputs and names as JSON; this leaves room for the positions of streams."""
 Resume = Literal["strict", "restart_epoch", "fresh"]
 """What to do if the plan has changed; the values of `data.resume`."""
 
@@ -29,8 +29,8 @@ Resume = Literal["strict", "restart_epoch", "fresh"]
 class DataPosition:
     """A position: the next step to be taken. As JSON it is smaller than 4 KB."""
 
-    parts: Mapping[str, str]
-    """What decides the plan, by readable names: files, tokenizer, seed ..."""
+    fingerprint_inputs: Mapping[str, str]
+    """What decides the batches, by readable names: files, tokenizer, seed ..."""
     epoch: int = 0
     step: int = 0
     """Index of the step in the epoch."""
@@ -41,8 +41,8 @@ class DataPosition:
         """Return the position as JSON."""
         return {
             "version": DATA_POSITION_VERSION,
-            "plan_hash": plan_hash(self.parts),
-            "parts": dict(self.parts),
+            "plan_hash": plan_hash(self.fingerprint_inputs),
+            "fingerprint_inputs": dict(self.fingerprint_inputs),
             "epoch": self.epoch,
             "step": self.step,
             "loader_state": self.loader_state,
@@ -57,22 +57,22 @@ class DataPosition:
                 f"the data position has version {version}, this partita reads {DATA_POSITION_VERSION}; "
                 "continue with the version that wrote it"
             )
-        parts, epoch, step = saved.get("parts"), saved.get("epoch"), saved.get("step")
+        inputs, epoch, step = saved.get("fingerprint_inputs"), saved.get("epoch"), saved.get("step")
         # `type` and not isinstance: True is an int too, and a damaged file may hold it.
         numbers = all(type(number) is int and number >= 0 for number in (epoch, step))
-        if not isinstance(parts, Mapping) or not numbers or saved.get("plan_hash") != plan_hash(parts):
+        if not isinstance(inputs, Mapping) or not numbers or saved.get("plan_hash") != plan_hash(inputs):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
         assert isinstance(epoch, int)
         assert isinstance(step, int)
-        return cls(parts, epoch, step, saved.get("loader_state"))
+        return cls(inputs, epoch, step, saved.get("loader_state"))
 
-    def check(self, parts: Mapping[str, str]) -> None:
+    def check(self, inputs: Mapping[str, str]) -> None:
         """Raise ResumeError if the position belongs to another plan, naming what differs."""
-        names = dict.fromkeys([*self.parts, *parts])
+        names = dict.fromkeys([*self.fingerprint_inputs, *inputs])
         changed = [
-            f"  {name}: {change_text(self.parts.get(name, 'none'), parts.get(name, 'none'))}"
+            f"  {name}: {change_text(self.fingerprint_inputs.get(name, 'none'), inputs.get(name, 'none'))}"
             for name in names
-            if self.parts.get(name) != parts.get(name)
+            if self.fingerprint_inputs.get(name) != inputs.get(name)
         ]
         if changed:
             raise ResumeError(
@@ -87,8 +87,8 @@ def change_text(old: str, new: str) -> str:
     return "changed" if is_digest(old) or is_digest(new) else f"{old} -> {new}"
 
 
-def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Resume) -> DataPosition:
-    """Return the position to continue from under a plan with these parts.
+def continued(saved: Mapping[str, Any], inputs: Mapping[str, str], *, resume: Resume) -> DataPosition:
+    """Return the position to continue from under a plan with these inputs.
 
     If the plan has changed, `strict` raises ResumeError. `restart_epoch` and `fresh` log a warning with the changes,
     and continue at the first step of the same epoch or of epoch 0. A changed tokenizer is always an error. A position
@@ -103,12 +103,12 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
         if resume != "fresh":
             raise ResumeError(f"{error}; or write data.resume: fresh to begin the data again") from None
         logger.warning("%s. As data.resume: fresh says, the data starts from the beginning", error)
-        return DataPosition(parts)
+        return DataPosition(inputs)
     try:
-        loaded.check(parts)
+        loaded.check(inputs)
     except ResumeError as error:
         # Whatever data.resume says: from another tokenizer's ids, trained weights would learn nonsense silently.
-        if loaded.parts.get("tokenizer") != parts.get("tokenizer"):
+        if loaded.fingerprint_inputs.get("tokenizer") != inputs.get("tokenizer"):
             raise ResumeError(
                 f"{error}. Weights know the tokens of one tokenizer only, whatever data.resume says"
             ) from None
@@ -125,30 +125,30 @@ def continued(saved: Mapping[str, Any], parts: Mapping[str, str], *, resume: Res
             "beginning of epoch %d",
             *(changes, resume, epoch),
         )
-        return DataPosition(parts, epoch)
+        return DataPosition(inputs, epoch)
     return loaded
 
 
-def short_parts(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return the parts shortened for saving in every position; a shortened text ends in a hash of the whole.
+def shortened_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the inputs shortened for saving in every position; a shortened text ends in a hash of the whole.
 
-    Each has up to MAX_CHARACTERS, and fewer if all together would exceed MAX_PARTS_CHARACTERS. If they still do, the
+    Each has up to MAX_CHARACTERS, and fewer if all together would exceed MAX_INPUTS_CHARACTERS. If they still do, the
     last ones are merged into one, "and others".
     """
     # The longest texts that fit, so that an error can still say what has changed, and not only that something has.
     for most in range(MAX_CHARACTERS, MIN_CHARACTERS - 1, -4):
-        result = {short(name, max(most, MIN_NAME_CHARACTERS)): short(text, most) for name, text in parts.items()}
-        if len(json.dumps(result)) <= MAX_PARTS_CHARACTERS:
+        result = {short(name, max(most, MIN_NAME_CHARACTERS)): short(text, most) for name, text in inputs.items()}
+        if len(json.dumps(result)) <= MAX_INPUTS_CHARACTERS:
             return result
-    first_parts = dict[str, str]()
+    first_inputs = dict[str, str]()
     # The tokenizer first: its change is an error whatever data.resume says, so it must not end up in "and others".
-    remaining = sorted(zip(result.items(), parts.items(), strict=True), key=lambda part: part[0][0] != "tokenizer")
+    remaining = sorted(zip(result.items(), inputs.items(), strict=True), key=lambda pair: pair[0][0] != "tokenizer")
     for index, ((name, text), _) in enumerate(remaining):
-        others = digest(*(part for _, whole in remaining[index:] for part in whole))
-        if len(json.dumps({**first_parts, name: text, "and others": others})) > MAX_PARTS_CHARACTERS:
-            return {**first_parts, "and others": others}
-        first_parts[name] = text
-    return first_parts
+        others = digest(*(text for _, whole in remaining[index:] for text in whole))
+        if len(json.dumps({**first_inputs, name: text, "and others": others})) > MAX_INPUTS_CHARACTERS:
+            return {**first_inputs, "and others": others}
+        first_inputs[name] = text
+    return first_inputs
 
 
 def short(text: str, most: int) -> str:
@@ -161,12 +161,12 @@ def short(text: str, most: int) -> str:
     return f"{text[: max(0, length)]}... {digest(text)[:16]}" if length > 0 else digest(text)[:16]
 
 
-def plan_hash(parts: Mapping[str, str]) -> str:
+def plan_hash(inputs: Mapping[str, str]) -> str:
     """Return one hash of everything that decides the batches."""
-    return digest(*(text for name in sorted(parts) for text in (name, parts[name])))
+    return digest(*(text for name in sorted(inputs) for text in (name, inputs[name])))
 
 
-def batching_parts(
+def batching_inputs(
     batching: Batching, *, batch_size: int, max_tokens: int | None, batches_per_step: int, seed: int
 ) -> dict[str, str]:
     """Return what decides the batches, by the names of the configuration.
@@ -182,8 +182,8 @@ def batching_parts(
     # "auto" is a different number on another machine, and the batches follow from the number.
     if settings.get("max_tokens", 0) in (None, "auto"):
         settings["max_tokens"] = max_tokens
-    parts = {"batching": settings.pop("type")} | {f"batching.{name}": str(value) for name, value in settings.items()}
+    inputs = {"batching": settings.pop("type")} | {f"batching.{name}": str(value) for name, value in settings.items()}
     # A token budget fills batches by tokens: there the batch size decides nothing, and may change on resuming.
     if batching.type != "token_budget":
-        parts["batch size"] = str(batch_size)
-    return parts | {"batches a step": str(batches_per_step), "seed": str(seed)}
+        inputs["batch size"] = str(batch_size)
+    return inputs | {"batches a step": str(batches_per_step), "seed": str(seed)}

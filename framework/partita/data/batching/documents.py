@@ -43,7 +43,7 @@ def cut_chunks(
         span_starts_N1=span_starts,
         keys=chunk_keys(documents.keys, first_C),
         indices_N=documents.indices_N[first_C],
-        parts=documents.parts,
+        fingerprint_inputs=documents.fingerprint_inputs,
         isolated=isolate,
     )
     # The first token of a span has nothing to be predicted from.
@@ -114,7 +114,7 @@ def isolated_documents(chunks: TokenizedDataset, planned: PlannedBatch) -> tuple
         span_starts_N1=np.arange(len(lengths) + 1),
         keys=keys,
         indices_N=chosen.indices_N[chunk_n],
-        parts={},
+        fingerprint_inputs={},
     )
     return rows, PlannedBatch(np.arange(len(rows)), planned.sequences[chunk_n])
 
@@ -153,5 +153,5 @@ def cut_pieces(documents: TokenizedDataset, length: int | None, *, prefix: int |
         span_starts_N1=span_starts,
         keys=chunk_keys(documents.keys, document_P),
         indices_N=documents.indices_N[document_P],
-        parts=documents.parts,
+        fingerprint_inputs=documents.fingerprint_inputs,
     )

@@ -53,9 +53,9 @@ class HeadTokenizer(RowTokenizer):
                 examples.append(error)
         return examples
 
-    def parts(self) -> dict[str, str]:
+    def fingerprint_inputs(self) -> dict[str, str]:
         """Return hashes of what decides the ids and the targets, by readable names."""
-        return {**super().parts(), "labels of the head": digest(*self.labels)}
+        return {**super().fingerprint_inputs(), "labels of the head": digest(*self.labels)}
 
     def targets_of(self, row: Row) -> tuple[float, ...]:
         """Return the targets of a row. Raise RowError for a label that the head does not have."""

@@ -156,9 +156,9 @@ class RewardTokenizer(PreferenceTokenizer):
             ids = with_marks(ids, {start - 1, end - 1, len(ids) - 1})
         return PromptExample(key, formatted.text, ids, cut_tokens=formatted.cut_tokens)
 
-    def parts(self) -> dict[str, str]:
+    def fingerprint_inputs(self) -> dict[str, str]:
         """Return hashes of what decides the ids, by readable names."""
-        return {**super().parts(), "end of answers": "with what the template writes after them"}
+        return {**super().fingerprint_inputs(), "end of answers": "with what the template writes after them"}
 
 
 class LabelTokenizer(RowTokenizer):

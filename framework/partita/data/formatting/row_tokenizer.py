@@ -337,7 +337,7 @@ class RowTokenizer:
     def _segment_ids(self) -> SegmentTokenizer:
         return SegmentTokenizer(self.formatter.tokenizer)
 
-    def parts(self) -> dict[str, str]:
+    def fingerprint_inputs(self) -> dict[str, str]:
         """Return hashes of what decides the ids, by readable names."""
         from partita.tokenizers.load import tokenizer_digest
 

@@ -134,10 +134,10 @@ class SideRowTokenizer(RowTokenizer):
         [(_, ids)] = self._segment_ids([self.formatter.any_prompt(answer)])
         return tuple(ids)
 
-    def parts(self) -> dict[str, str]:
+    def fingerprint_inputs(self) -> dict[str, str]:
         """Return hashes of what decides the ids, by readable names."""
         limits = f"{self.sides.prompt} and {self.sides.answer} tokens".replace("None", "unlimited")
-        return {**super().parts(), "encoder and decoder": limits}
+        return {**super().fingerprint_inputs(), "encoder and decoder": limits}
 
     def _prompt_example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> PromptExample:
         problem = self._prompt_problem(ids[0])

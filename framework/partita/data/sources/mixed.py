@@ -115,7 +115,7 @@ class MixedOrder:
             empty = list(sizes).index(0)
             named = names[empty] if names else f"source {empty + 1}"
             raise DataError(f"{named} of data.mix has no rows to train on; remove it, or see why in quarantine.jsonl")
-        self.parts = {"mix": f"weights {', '.join(f'{weight:g}' for weight in weights)}, stop {stop}"}
+        self.fingerprint_inputs = {"mix": f"weights {', '.join(f'{weight:g}' for weight in weights)}, stop {stop}"}
         """What decides the order besides the rows, by readable names."""
         self._sizes, self._shuffle = list(sizes), shuffle
         self._choices = once(sizes, weights) if stop == "all_once" else repeated(sizes, weights, stop)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from partita.data.batching.collate import Collate
-from partita.data.batching.data_position import DataPosition, Resume, continued, short_parts
+from partita.data.batching.data_position import DataPosition, Resume, continued, shortened_inputs
 from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.chunks import ChunkTokenizer, EncodedChunk, RawChunk
 from partita.data.formats.text_files import is_mostly_broken
@@ -80,7 +80,7 @@ class StreamLoader:
         *,
         options: LoaderOptions,
         batches_per_step: int,
-        parts: Mapping[str, str],
+        more_inputs: Mapping[str, str],
         ledger: Ledger,
         collate_batch: Collate,
         resume: Resume = "strict",
@@ -97,7 +97,7 @@ class StreamLoader:
             row_tokenizer: Tokenizes the rows.
             options: Worker processes and prefetching.
             batches_per_step: Batches in one optimizer step, summed over all ranks.
-            parts: What decides the batches besides the streams, by readable names.
+            more_inputs: What decides the batches besides the streams, by readable names.
             ledger: Records used and bad rows.
             collate_batch: Builds the tensors of a batch.
             resume: What to do if data or plan have changed: see `continued`.
@@ -120,7 +120,9 @@ class StreamLoader:
         self._own = sorted({slot % plan.num_groups for slot in self._slots})
         self._slots_of_groups = [slot for slot in range(batches_per_step) if slot % plan.num_groups in self._own]
         groups = {"shard groups": str(plan.num_groups), "shard group version": str(SHARD_GROUP_VERSION)}
-        self._data_position = DataPosition(short_parts({**plan.parts, **groups, **row_tokenizer.parts(), **parts}))
+        self._data_position = DataPosition(
+            shortened_inputs({**plan.fingerprint_inputs, **groups, **row_tokenizer.fingerprint_inputs(), **more_inputs})
+        )
         self._notes: list[WindowReport] = []
         self._num_unreadable = 0
         self._waits = Waits()
@@ -147,7 +149,7 @@ class StreamLoader:
         """
         if self._started:
             raise ResumeError("a data position must be loaded before the first step is requested")
-        loaded = continued(data_position, self._data_position.parts, resume=self._resume)
+        loaded = continued(data_position, self._data_position.fingerprint_inputs, resume=self._resume)
         state = loaded.loader_state
         if state is not None and (not isinstance(state, dict) or len(state.get("groups", ())) != self.plan.num_groups):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
@@ -198,7 +200,7 @@ class StreamLoader:
                 start = (
                     self._data_position
                     if epoch == self._data_position.epoch
-                    else DataPosition(self._data_position.parts, epoch)
+                    else DataPosition(self._data_position.fingerprint_inputs, epoch)
                 )
                 step = start.step
                 with closing(self._epoch(epoch, step, start.loader_state, workers)) as steps:
@@ -238,7 +240,7 @@ class StreamLoader:
                 }
                 yield GlobalBatch(
                     tuple(self._batch(batches[slot]) for slot in self._slots),
-                    data_position=DataPosition(self._data_position.parts, epoch, step, after).to_json(),
+                    data_position=DataPosition(self._data_position.fingerprint_inputs, epoch, step, after).to_json(),
                     epoch=float(epoch),
                 )
 

@@ -74,12 +74,12 @@ class ShardPlan:
         return ", ".join(stream.name for stream in self.streams)
 
     @property
-    def parts(self) -> dict[str, str]:
+    def fingerprint_inputs(self) -> dict[str, str]:
         """What decides the rows, by readable names."""
-        parts = {f"stream {stream.name}": stream.fingerprint for stream in self.streams}
+        inputs = {f"stream {stream.name}": stream.fingerprint for stream in self.streams}
         if len(self.streams) > 1:
-            parts["mix"] = f"{list(self.weights)}, stop {self.stop}"
-        return parts
+            inputs["mix"] = f"{list(self.weights)}, stop {self.stop}"
+        return inputs
 
     def keys(self, rows: Sequence[tuple[int, StreamRow]]) -> RowKeys:
         """Return the keys `label:number` of rows, each passed with the index of its stream."""

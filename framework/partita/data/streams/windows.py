@@ -82,7 +82,7 @@ class Examples:
             flat.add(encoded, start)
             start += len(keys)
         dataset = flat.finish(
-            keys=RowKeys.joined([keys for keys, _ in self._chunks]), parts={}, numbered=self._numbered
+            keys=RowKeys.joined([keys for keys, _ in self._chunks]), fingerprint_inputs={}, numbered=self._numbered
         )
         end = self._held - len(self) % multiple_of
         indices = np.arange(self._taken, end)

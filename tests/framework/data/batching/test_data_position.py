@@ -6,34 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.batching.data_position import DataPosition, batching_parts, continued, plan_hash, short_parts
+from partita.data.batching.data_position import DataPosition, batching_inputs, continued, plan_hash, shortened_inputs
 from partita_schema.errors import ResumeError
 from partita_schema.sections.batching import BucketBatching, TokenBudgetBatching
 
-PARTS = {"files": "f1", "tokenizer": "t1", "seed": "42"}
+INPUTS = {"files": "f1", "tokenizer": "t1", "seed": "42"}
 
 
 LOADER_STATES = st.none() | st.lists(st.integers(0, 10**9), min_size=2, max_size=2)
 
 
 @given(
-    parts=st.dictionaries(st.text(), st.text()),
+    inputs=st.dictionaries(st.text(), st.text()),
     epoch=st.integers(0, 10**9),
     step=st.integers(0, 10**9),
     loader_state=LOADER_STATES,
 )
-def test_a_position_is_restored_from_json(parts: dict[str, str], epoch: int, step: int, loader_state: Any) -> None:
-    position = DataPosition(parts, epoch, step, loader_state)
+def test_a_position_is_restored_from_json(inputs: dict[str, str], epoch: int, step: int, loader_state: Any) -> None:
+    position = DataPosition(inputs, epoch, step, loader_state)
 
     loaded = DataPosition.from_json(json.loads(json.dumps(position.to_json())))
 
     assert loaded == position
-    loaded.check(parts)
+    loaded.check(inputs)
 
 
 @given(st.dictionaries(st.text(max_size=20), st.text(min_size=80), min_size=15, max_size=15))
-def test_a_position_is_small_for_any_plan(parts: dict[str, str]) -> None:
-    short = short_parts({name: text.encode("ascii", "replace").decode() for name, text in parts.items()})
+def test_a_position_is_small_for_any_plan(inputs: dict[str, str]) -> None:
+    short = shortened_inputs({name: text.encode("ascii", "replace").decode() for name, text in inputs.items()})
 
     saved = DataPosition(short, 10**6, 10**9, [10**9, 10**6]).to_json()
 
@@ -41,34 +41,34 @@ def test_a_position_is_small_for_any_plan(parts: dict[str, str]) -> None:
 
 
 def test_long_parts_are_shortened_and_still_differ() -> None:
-    one, other = short_parts({"columns": "a" * 300}), short_parts({"columns": "a" * 299 + "b"})
+    one, other = shortened_inputs({"columns": "a" * 300}), shortened_inputs({"columns": "a" * 299 + "b"})
 
     assert one != other
     assert {len(text) for text in (one["columns"], other["columns"])} == {96}
-    assert short_parts({"columns": "a" * 96}) == {"columns": "a" * 96}
+    assert shortened_inputs({"columns": "a" * 96}) == {"columns": "a" * 96}
 
 
 names = st.text(max_size=60)
 
 
 @given(st.dictionaries(names, st.text(max_size=120), max_size=60))
-def test_any_parts_are_shortened_and_keep_the_tokenizer(parts: dict[str, str]) -> None:
-    short = short_parts(parts | {"tokenizer": "t" * 32})
+def test_any_inputs_are_shortened_and_keep_the_tokenizer(inputs: dict[str, str]) -> None:
+    short = shortened_inputs(inputs | {"tokenizer": "t" * 32})
 
     assert len(json.dumps(short)) <= 1500
     assert "tokenizer" in short
-    assert short == short_parts(parts | {"tokenizer": "t" * 32})
+    assert short == shortened_inputs(inputs | {"tokenizer": "t" * 32})
 
 
 def test_parts_of_many_sources_are_shorter_and_still_differ() -> None:
-    parts = {f"stream {number}": f"{number:040}" for number in range(80)} | {"tokenizer": "t"}
-    short = short_parts(parts)
+    inputs = {f"stream {number}": f"{number:040}" for number in range(80)} | {"tokenizer": "t"}
+    short = shortened_inputs(inputs)
 
     assert list(short)[:2] == ["tokenizer", "stream 0"]
     assert list(short)[-1] == "and others"
     for number in (0, 50, 79):
-        assert short_parts(parts | {f"stream {number}": "changed"}) != short
-    few = short_parts(dict(list(parts.items())[:30]))
+        assert shortened_inputs(inputs | {f"stream {number}": "changed"}) != short
+    few = shortened_inputs(dict(list(inputs.items())[:30]))
     assert list(few) == [f"stream {number}" for number in range(30)]
     assert {len(text) for text in few.values()} == {32}
 
@@ -80,7 +80,7 @@ def test_only_equal_parts_have_equal_hashes(one: dict[str, str], other: dict[str
 
 def test_another_plan_is_refused_with_the_changes() -> None:
     with pytest.raises(ResumeError) as error:
-        DataPosition(PARTS).check({"files": "f1", "tokenizer": "t2", "seed": "43", "window": "8"})
+        DataPosition(INPUTS).check({"files": "f1", "tokenizer": "t2", "seed": "43", "window": "8"})
 
     assert str(error.value) == (
         "the run cannot be resumed, because its batches would differ. Changed (old -> new):\n"
@@ -102,24 +102,32 @@ def test_a_position_of_another_version_is_refused() -> None:
     with pytest.raises(
         ResumeError, match=r"has version 3, this partita reads 4; continue with the version that wrote it"
     ):
-        DataPosition.from_json(DataPosition(PARTS).to_json() | {"version": 3})
+        DataPosition.from_json(DataPosition(INPUTS).to_json() | {"version": 3})
 
 
 @pytest.mark.parametrize(
-    "damage", [{"epoch": -1}, {"step": "3"}, {"step": True}, {"parts": 7}, {"plan_hash": "x"}, {"parts": {"seed": "1"}}]
+    "damage",
+    [
+        {"epoch": -1},
+        {"step": "3"},
+        {"step": True},
+        {"fingerprint_inputs": 7},
+        {"plan_hash": "x"},
+        {"fingerprint_inputs": {"seed": "1"}},
+    ],
 )
 def test_a_damaged_position_is_refused(damage: dict[str, Any]) -> None:
     with pytest.raises(ResumeError, match=r"the data position is damaged; continue from an older checkpoint"):
-        DataPosition.from_json(DataPosition(PARTS, 1, 2).to_json() | damage)
+        DataPosition.from_json(DataPosition(INPUTS, 1, 2).to_json() | damage)
 
 
-SAVED = DataPosition(PARTS, 3, 7, [1, 2]).to_json()
-CHANGED = PARTS | {"seed": "43"}
+SAVED = DataPosition(INPUTS, 3, 7, [1, 2]).to_json()
+CHANGED = INPUTS | {"seed": "43"}
 
 
 def test_a_position_of_the_same_plan_is_resumed_with_any_setting() -> None:
     for resume in ("strict", "restart_epoch", "fresh"):
-        assert continued(SAVED, PARTS, resume=resume) == DataPosition(PARTS, 3, 7, [1, 2])
+        assert continued(SAVED, INPUTS, resume=resume) == DataPosition(INPUTS, 3, 7, [1, 2])
 
 
 def test_strict_refuses_another_plan_and_lists_the_other_settings() -> None:
@@ -155,9 +163,9 @@ def test_only_fresh_ignores_an_unreadable_position(caplog: pytest.LogCaptureFixt
         with pytest.raises(
             ResumeError, match=r"is damaged; continue from an older checkpoint; or write data\.resume: f"
         ):
-            continued(damaged, PARTS, resume=resume)
+            continued(damaged, INPUTS, resume=resume)
 
-    assert continued(damaged, PARTS, resume="fresh") == DataPosition(PARTS)
+    assert continued(damaged, INPUTS, resume="fresh") == DataPosition(INPUTS)
     [message] = caplog.messages
     assert message == (
         "the data position is damaged; continue from an older checkpoint. As data.resume: fresh says, the data "
@@ -168,7 +176,7 @@ def test_only_fresh_ignores_an_unreadable_position(caplog: pytest.LogCaptureFixt
 def test_parts_of_the_batching_are_named_like_the_configuration_keys() -> None:
     numbers: Any = {"batch_size": 4, "batches_per_step": 2, "seed": 5}
 
-    assert batching_parts(BucketBatching(type="bucket", window=99), max_tokens=None, **numbers) == {
+    assert batching_inputs(BucketBatching(type="bucket", window=99), max_tokens=None, **numbers) == {
         "batching": "bucket",
         "batching.window": "99",
         "batching.noise": "0.0",
@@ -179,7 +187,7 @@ def test_parts_of_the_batching_are_named_like_the_configuration_keys() -> None:
         "batches a step": "2",
         "seed": "5",
     }
-    budget = batching_parts(TokenBudgetBatching(type="token_budget"), max_tokens=512, **numbers)
+    budget = batching_inputs(TokenBudgetBatching(type="token_budget"), max_tokens=512, **numbers)
     assert budget["batching.max_tokens"] == "512"
     assert "batch size" not in budget
 

@@ -44,7 +44,7 @@ def documents(lengths: list[int]) -> TokenizedDataset:
         span_starts_N1=np.arange(len(lengths) + 1),
         keys=RowKeys.counted("docs.jsonl", len(lengths)),
         indices_N=np.arange(len(lengths)),
-        parts={},
+        fingerprint_inputs={},
     )
 
 

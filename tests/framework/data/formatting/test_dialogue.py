@@ -313,8 +313,10 @@ def test_a_dialogue_encoder_can_be_pickled(make_config: Make, chat_tokenizer: An
 
     assert example == examples(row_tokenizer, ROW)[0]
     assert (
-        row_tokenizer.parts()["dialogue"]
-        != encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "squash"}}).parts()["dialogue"]
+        row_tokenizer.fingerprint_inputs()["dialogue"]
+        != encoder_of(make_config, chat_tokenizer, data={"dialogue": {"mode": "squash"}}).fingerprint_inputs()[
+            "dialogue"
+        ]
     )
 
 

@@ -136,9 +136,11 @@ def test_text_that_is_not_unicode_is_a_bad_row(tokenizer: Any) -> None:
 
 
 def test_the_order_of_labels_changes_what_is_cached(tokenizer: Any) -> None:
-    parts = [
-        build_row_tokenizer(make_config(), tokenizer=tokenizer, context_length=None, labels={"label": labels}).parts()
+    inputs = [
+        build_row_tokenizer(
+            make_config(), tokenizer=tokenizer, context_length=None, labels={"label": labels}
+        ).fingerprint_inputs()
         for labels in (LABELS, LABELS[::-1])
     ]
 
-    assert {name for name in parts[0] if parts[0][name] != parts[1][name]} == {"labels of the head"}
+    assert {name for name in inputs[0] if inputs[0][name] != inputs[1][name]} == {"labels of the head"}

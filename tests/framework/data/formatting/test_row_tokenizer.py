@@ -179,14 +179,14 @@ def test_a_pickled_encoder_is_restored_unchanged(make_config: Make, chat_tokeniz
     copy = pickle.loads(pickle.dumps(row_tokenizer))
 
     assert copy.encode(row, key="k") == row_tokenizer.encode(row, key="k")
-    assert copy.parts() == row_tokenizer.parts()
+    assert copy.fingerprint_inputs() == row_tokenizer.fingerprint_inputs()
 
 
 def test_the_parts_of_the_fingerprint_show_what_changed(make_config: Make, tokenizer: Any, chat_tokenizer: Any) -> None:
-    before = encoder_of(make_config(), tokenizer, 100).parts()
+    before = encoder_of(make_config(), tokenizer, 100).fingerprint_inputs()
 
     def changed(config: Any, tokenizer: Any, context: int) -> list[str]:
-        after = encoder_of(config, tokenizer, context).parts()
+        after = encoder_of(config, tokenizer, context).fingerprint_inputs()
         return [name for name in before if before[name] != after[name]]
 
     assert changed(make_config(), tokenizer, 100) == []

@@ -162,5 +162,5 @@ def test_the_row_tokenizer_can_be_pickled_and_its_parts_name_the_limits() -> Non
     row_tokenizer.encode(ROW, key="1")
     copy = pickle.loads(pickle.dumps(row_tokenizer))
     assert copy.encode(ROW, key="1") == row_tokenizer.encode(ROW, key="1")
-    assert row_tokenizer.parts()["encoder and decoder"] == "9 and 7 tokens"
-    assert row_tokenizer.parts() != build(reads=9, writes=8).parts()
+    assert row_tokenizer.fingerprint_inputs()["encoder and decoder"] == "9 and 7 tokens"
+    assert row_tokenizer.fingerprint_inputs() != build(reads=9, writes=8).fingerprint_inputs()

@@ -129,7 +129,7 @@ def test_the_order_of_a_mix_follows_its_shares(folder: Path) -> None:
     assert source_sizes(config.data, training.keys) == {"first": 180, "train": 36}
     assert counts["train"] == 36
     assert abs(counts["first"] - 3 * counts["train"]) <= 4
-    assert mixed.parts == {"mix": "weights 3, 1, stop first"}
+    assert mixed.fingerprint_inputs == {"mix": "weights 3, 1, stop first"}
 
 
 def test_rows_without_a_mix_have_no_mixed_order(folder: Path) -> None:

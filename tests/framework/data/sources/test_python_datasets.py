@@ -187,7 +187,7 @@ def loader_of(dataset: Any, *, num_groups: int = 2, shuffle: bool = True) -> Str
         build_row_tokenizer(config, tokenizer=byte_tokenizer(), context_length=64),
         options=LoaderOptions(),
         batches_per_step=num_groups,
-        parts=plan.parts,
+        more_inputs=plan.fingerprint_inputs,
         ledger=Ledger(None, max_bad_rows=0.5),
         collate_batch=partial(collate, pad_token_id=0),
     )

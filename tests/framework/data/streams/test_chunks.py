@@ -61,7 +61,7 @@ def make(
         ENCODER,
         options=LoaderOptions(workers=workers),
         batches_per_step=batches_per_step,
-        parts={"batching": batching.model_dump_json()},
+        more_inputs={"batching": batching.model_dump_json()},
         ledger=Ledger(None, max_bad_rows=0.5),
         collate_batch=partial(collate, pad_token_id=0),
         **changes,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.batching.data_position import DataPosition, short_parts
+from partita.data.batching.data_position import DataPosition, shortened_inputs
 from partita.data.formats.base import Position, StreamRow
 from partita.data.streams.interleaved_reader import InterleavedReader, pack, unpack
 from partita.data.streams.loader import count_shard_groups
@@ -299,12 +299,12 @@ def test_a_position_of_any_mix_is_smaller_than_4_kb(num_sources: int, batches: i
             for shard in own._open:
                 shard.index = 5000 // num_groups - 1
         positions.append([taken.state(), 9_999_999, 2047])
-    parts = {f"stream {stream.name}": "f" * 32 for stream in streams} | {
+    inputs = {f"stream {stream.name}": "f" * 32 for stream in streams} | {
         f"part number {n}": "f" * 96 for n in range(20)
     }
     ledger = dict.fromkeys(("rows_used", "left_out", "cut_rows", "cut_tokens"), 10**11)
     data_position = DataPosition(
-        short_parts({"tokenizer": "f" * 32} | parts), 999, 10**9, {"groups": positions, "ledger": ledger}
+        shortened_inputs({"tokenizer": "f" * 32} | inputs), 999, 10**9, {"groups": positions, "ledger": ledger}
     )
 
     assert len(json.dumps(data_position.to_json())) < 4096
