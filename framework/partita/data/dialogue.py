@@ -301,17 +301,17 @@ def context_of(dialogue: DialogueConfig) -> HistoryLimits:
 class DialogueStore:
     """Rows of dialogues by index: a dialogue is read and expanded when one of its rows is read."""
 
-    def __init__(self, rows: Rows, expander: Expander, *, owners_N: np.ndarray, parts_N: np.ndarray) -> None:
+    def __init__(self, rows: Rows, expander: Expander, *, owners_N: np.ndarray, row_in_dialogue_N: np.ndarray) -> None:
         """Store what rows are expanded from.
 
         Args:
             rows: The dialogues.
             expander: Expands a dialogue into its rows.
             owners_N: For each row, the index of its dialogue.
-            parts_N: For each row, its index among the rows of its dialogue.
+            row_in_dialogue_N: For each row, its index among the rows of its dialogue.
         """
         self._rows, self._expander = rows, expander
-        self._owners_N, self._parts_N = owners_N, parts_N
+        self._owners_N, self._row_in_dialogue_N = owners_N, row_in_dialogue_N
 
     def __len__(self) -> int:
         return len(self._owners_N)
@@ -322,8 +322,8 @@ class DialogueStore:
             self._expander.expand(row, self._rows.key(owner))
             for owner, row in zip(owners.tolist(), self._rows.get(owners), strict=True)
         ]
-        parts = self._parts_N[indices].tolist()
-        return [dict(dialogues[owner][part][1]) for owner, part in zip(of_owner.tolist(), parts, strict=True)]
+        chosen = self._row_in_dialogue_N[indices].tolist()
+        return [dict(dialogues[owner][row][1]) for owner, row in zip(of_owner.tolist(), chosen, strict=True)]
 
 
 def expanded(rows: Rows, expander: Expander | None) -> Rows:
@@ -337,17 +337,17 @@ def expanded(rows: Rows, expander: Expander | None) -> Rows:
     owners_N = np.repeat(np.arange(len(rows), dtype=np.int64), counts)
     ends = np.cumsum(counts)
     firsts = np.repeat(ends - counts, counts)
-    parts_N = (np.arange(len(owners_N)) - firsts).astype(np.int32)
+    row_in_dialogue_N = (np.arange(len(owners_N)) - firsts).astype(np.int32)
     keys = rows.keys.take(owners_N)
     return Rows(
-        DialogueStore(rows, expander, owners_N=owners_N, parts_N=parts_N),
+        DialogueStore(rows, expander, owners_N=owners_N, row_in_dialogue_N=row_in_dialogue_N),
         columns=[expander.column],
         keys=RowKeys(
             keys.names,
             keys.files,
             keys.numbers,
-            parts=parts_N + 1 if expander.numbered else None,
-            last=parts_N + 1 == np.repeat(counts, counts) if expander.numbered else None,
+            examples=row_in_dialogue_N + 1 if expander.numbered else None,
+            last=row_in_dialogue_N + 1 == np.repeat(counts, counts) if expander.numbered else None,
         ),
         fingerprint=digest(rows.fingerprint, expander.fingerprint),
         bad=[replace(row, num_before=int(ends[row.num_before - 1]) if row.num_before else 0) for row in rows.bad],

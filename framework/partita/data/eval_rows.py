@@ -72,7 +72,7 @@ def answer_indices(keys: RowKeys, *, outputs: int) -> np.ndarray:
 
     A dialogue that cannot be read is a single row, and a single answer.
     """
-    assert keys.parts is not None, "rows of dialogues are numbered"
-    own_N3 = np.stack([keys.files, keys.numbers, (keys.parts - 1) // outputs], axis=1)
+    assert keys.examples is not None, "rows of dialogues are numbered"
+    own_N3 = np.stack([keys.files, keys.numbers, (keys.examples - 1) // outputs], axis=1)
     changes_N = np.any(own_N3[1:] != own_N3[:-1], axis=1)
     return np.concatenate([[0], np.cumsum(changes_N)]) if len(keys) else np.zeros(0, dtype=np.int64)

@@ -42,8 +42,8 @@ class RowKeys(Sequence[str]):
     """Row keys such as `train.jsonl:17`, stored in twelve bytes per row.
 
     The number is the line in a text file and the row in anything else, both from 1. Keys are unique, since the files of
-    one source have different names. Rows expanded from one row of a file share its key and are numbered from 1:
-    `chats.jsonl:17#2`.
+    one source have different names. If a row of a file gives several examples, they share its key and are numbered from
+    1: `chats.jsonl:17#2`.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class RowKeys(Sequence[str]):
         files: np.ndarray,
         numbers: np.ndarray,
         *,
-        parts: np.ndarray | None = None,
+        examples: np.ndarray | None = None,
         last: np.ndarray | None = None,
     ) -> None:
-        """Create the keys `names[files[i]]:numbers[i]#parts[i]`.
+        """Create the keys `names[files[i]]:numbers[i]#examples[i]`.
 
         Args:
             names: File names.
             files: Index of each row's file in `names`, [N].
             numbers: Line or row number in the file, [N], from 1.
-            parts: Number of each row among those expanded from the same row, [N], from 1.
-            last: Marks the last part of each row of a file, [N].
+            examples: Number of each example among those of the same row of a file, [N], from 1.
+            last: Marks the last example of each row of a file, [N].
         """
         self.names = tuple(names)
         self.files = np.asarray(files, dtype=np.int32)
         self.numbers = np.asarray(numbers, dtype=np.int64)
-        self.parts = None if parts is None else np.asarray(parts, dtype=np.int32)
+        self.examples = None if examples is None else np.asarray(examples, dtype=np.int32)
         self.last = None if last is None else np.asarray(last, dtype=np.bool_)
 
     @classmethod
@@ -77,7 +77,7 @@ class RowKeys(Sequence[str]):
 
     @classmethod
     def joined(cls, several: Sequence["RowKeys"]) -> "RowKeys":
-        """Concatenate keys of the same files; they must have no part numbers."""
+        """Concatenate keys of the same files; they must have no numbers of examples."""
         if len(several) == 1:
             return several[0]
         files, numbers = ([getattr(keys, name) for keys in several] for name in ("files", "numbers"))
@@ -89,15 +89,15 @@ class RowKeys(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        part = "" if self.parts is None else f"#{self.parts[index]}"
-        return f"{self.source_key(index)}{part}"
+        number = "" if self.examples is None else f"#{self.examples[index]}"
+        return f"{self.source_key(index)}{number}"
 
     def __iter__(self) -> Iterator[str]:
         files, numbers = self.files.tolist(), self.numbers.tolist()
         keys = (f"{self.names[file]}:{number}" for file, number in zip(files, numbers, strict=True))
-        if self.parts is None:
+        if self.examples is None:
             return keys
-        return (f"{key}#{part}" for key, part in zip(keys, self.parts.tolist(), strict=True))
+        return (f"{key}#{number}" for key, number in zip(keys, self.examples.tolist(), strict=True))
 
     def source_key(self, index: int) -> str:
         """Return the key of the source row that a row was expanded from."""
@@ -106,7 +106,7 @@ class RowKeys(Sequence[str]):
     def sampling_key(self, index: int) -> str:
         """Return the key that seeds the sampling of a row's answer.
 
-        The last part of a row has the same prompt as the row itself, so it has the row's key.
+        The last example of a row has the same prompt as the row itself, so it has the row's key.
         """
         is_last = self.last is not None and bool(self.last[index])
         return self.source_key(index) if is_last else str(self[index])
@@ -118,14 +118,16 @@ class RowKeys(Sequence[str]):
     def take(self, indices: Indices) -> "RowKeys":
         """Return the keys at `indices`, in that order."""
         chosen = np.asarray(indices, dtype=np.int64)
-        parts = None if self.parts is None else self.parts[chosen]
+        examples = None if self.examples is None else self.examples[chosen]
         last = None if self.last is None else self.last[chosen]
-        return RowKeys(self.names, self.files[chosen], self.numbers[chosen], parts=parts, last=last)
+        return RowKeys(self.names, self.files[chosen], self.numbers[chosen], examples=examples, last=last)
 
     def digest(self) -> bytes:
         """Return a hash of all keys and their order."""
-        parts = b"" if self.parts is None else self.parts.tobytes()
-        return blake2b("\0".join(self.names).encode() + self.files.tobytes() + self.numbers.tobytes() + parts).digest()
+        examples = b"" if self.examples is None else self.examples.tobytes()
+        return blake2b(
+            "\0".join(self.names).encode() + self.files.tobytes() + self.numbers.tobytes() + examples
+        ).digest()
 
 
 class Store(Protocol):

@@ -23,7 +23,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita_schema.common.checksums import DamagedError, sealed, unsealed
 from partita_schema.common.files import write_atomically
 
-FORMAT = 6
+FORMAT = 7
 """Increased whenever the meaning of the files changes."""
 CONTENTS = "contents.json"
 ARRAYS: dict[str, np.dtype[Any]] = {
@@ -33,12 +33,12 @@ ARRAYS: dict[str, np.dtype[Any]] = {
     "span_starts": np.dtype(np.int64),
     "key_files": np.dtype(np.int32),
     "key_numbers": np.dtype(np.int64),
-    "key_parts": np.dtype(np.int32),
+    "key_examples": np.dtype(np.int32),
     "indices": np.dtype(np.int64),
     "targets": np.dtype(np.float32),
     "row_values": np.dtype(np.float32),
 }
-"""Name and type of each array, as in TokenizedDataset and RowKeys. key_parts is empty if the keys have no parts,
+"""Name and type of each array, as in TokenizedDataset and RowKeys. key_examples is empty if examples are not numbered,
 targets if the model has no head, and row_values if rows have none."""
 COUNTS = (LEDGER, QUARANTINE)
 """Files of the ledger in the same folder."""
@@ -89,8 +89,8 @@ class TokenWriter:
         self._count("span_starts", chunk.span_counts)
         self._write("key_files", chunk_keys.files)
         self._write("key_numbers", chunk_keys.numbers)
-        if chunk_keys.parts is not None:
-            self._write("key_parts", chunk_keys.parts)
+        if chunk_keys.examples is not None:
+            self._write("key_examples", chunk_keys.examples)
         self._write("indices", indices)
         if chunk.targets is not None:
             self._write("targets", chunk.targets)
@@ -155,14 +155,14 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
     for name in (*ARRAYS, *COUNTS):
         check_file(folder / name, contents)
     arrays = {name: mapped(folder / name) for name in ARRAYS}
-    parts = arrays["key_parts"] if len(arrays["key_parts"]) else None
+    examples = arrays["key_examples"] if len(arrays["key_examples"]) else None
     targets, values = arrays["targets"], arrays["row_values"]
     rows = TokenizedDataset(
         ids_L=arrays["ids"],
         starts_N1=arrays["starts"],
         loss_spans_S2=arrays["spans"].reshape(-1, 2),
         span_starts_N1=arrays["span_starts"],
-        keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], parts=parts),
+        keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], examples=examples),
         indices_N=arrays["indices"],
         fingerprint_inputs=contents["fingerprint_inputs"],
         branched=contents["branched"],

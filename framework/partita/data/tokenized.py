@@ -249,7 +249,7 @@ class FlatBuilder:
         keys = keys.take(indices)
         if numbered:
             numbers = np.concatenate([chunk.numbers for chunk in self._chunks])
-            keys = RowKeys(keys.names, keys.files, keys.numbers, parts=numbers)
+            keys = RowKeys(keys.names, keys.files, keys.numbers, examples=numbers)
         return TokenizedDataset(
             ids_L=np.concatenate([chunk.ids for chunk in self._chunks]),
             starts_N1=starts([chunk.lengths for chunk in self._chunks]),

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from partita.data.episode import AGENT
-from partita.data.parts import source_digest
 from partita.data.rows import digest
+from partita.data.user_classes import source_digest
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner

@@ -205,7 +205,7 @@ def edit_the_quarantine(folder: Path) -> None:
         (drop, "spans cannot be read: No such file or directory"),
         (edit, "contents.json is not as it was written"),
         (tear, "contents.json is not JSON ("),
-        (age, "format 0, this partita reads 6"),
+        (age, "format 0, this partita reads 7"),
         (exchange, "made from other settings"),
         (lose_the_counts, "ledger.json cannot be read: No such file or directory"),
         (edit_the_quarantine, "quarantine.jsonl has "),

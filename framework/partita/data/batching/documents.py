@@ -91,7 +91,7 @@ def chunk_keys(keys: RowKeys, first_C: np.ndarray) -> RowKeys:
     """Return the key of each chunk from the index of the document in which it begins, [C], ascending."""
     _, first_chunk, document = np.unique(first_C, return_index=True, return_inverse=True)
     numbers_C = np.arange(len(first_C)) - first_chunk[document] + 1
-    return RowKeys(keys.names, keys.files[first_C], keys.numbers[first_C], parts=numbers_C)
+    return RowKeys(keys.names, keys.files[first_C], keys.numbers[first_C], examples=numbers_C)
 
 
 def isolated_documents(chunks: TokenizedDataset, planned: PlannedBatch) -> tuple[TokenizedDataset, PlannedBatch]:

@@ -118,9 +118,9 @@ class FileSlice:
     """First byte, or first row of Parquet, of a range; None for a whole file."""
     end: int | None = None
     """The byte, or row, after the range."""
-    part: int = 0
-    """Keep the rows `part`, `part + parts` ... of the range; 0 of 1 for all."""
-    parts: int = 1
+    every: int = 1
+    """Keep every n-th row of the range, from the row `first` on."""
+    first: int = 0
     max_row_bytes: int = MAX_ROW_BYTES
     """Maximum size of a line in bytes; a longer one is a bad row."""
     file_sizes: FileSizes = DEFAULT_SIZES
@@ -167,7 +167,7 @@ class FileFormat:
     splits_at_lines: bool = False
     """Whether `read_slice` reads any range of bytes of an uncompressed file: the rows whose lines start in it."""
     row_ranges: Callable[[str, str, int], list[tuple[int, int]]] | None = None
-    """row_ranges(path, label, parts): ranges of rows of similar length, if `read_slice` reads such ranges."""
+    """row_ranges(path, label, number): ranges of rows of similar length, if `read_slice` reads such ranges."""
     stdin: bool = False
     """Whether the format can be read from standard input."""
     hub_builder: str = ""
@@ -235,7 +235,7 @@ def read_from_start(
     passed = start if isinstance(start, int) else 0
     with opened(file_slice.path, file_slice.label, options=file_slice.options) as stream:
         for index, record in enumerate(read(stream, file_slice.label, file_slice.max_row_bytes)):
-            if index >= passed and index % file_slice.parts == file_slice.part:
+            if index >= passed and index % file_slice.every == file_slice.first:
                 yield stream_row(record, shard), index + 1
 
 

@@ -133,7 +133,7 @@ def read_cells_slice(
     names, head, dialect = header
     if not offset:
         offset, passed = head
-    part, parts, limit = file_slice.part, file_slice.parts, file_slice.max_row_bytes
+    first, every, limit = file_slice.first, file_slice.every, file_slice.max_row_bytes
     options = replace(file_slice.options, encoding=dialect.encoding)
     with opened(file_slice.path, file_slice.label, options=options) as stream:
         seek(stream, offset)
@@ -148,11 +148,11 @@ def read_cells_slice(
         )
         for row in rows:
             index += 1
-            if parts > 1 and (index - 1) % parts != part:
+            if every > 1 and (index - 1) % every != first:
                 continue
             after = [row.end, row.next_number - 1]
             shown = cells_row(row, names, shard=shard, delimiter=dialect.delimiter)
-            yield shown, after if parts == 1 else [*after, index]
+            yield shown, after if every == 1 else [*after, index]
 
 
 def read_header(file_slice: FileSlice, default: str) -> tuple[Sequence[str], tuple[int, int], Dialect] | None:

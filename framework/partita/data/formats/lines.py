@@ -170,7 +170,7 @@ def read_line_slice(
         start: Position to start at.
     """
     by_byte = file_slice.start is not None
-    part, parts, limit = file_slice.part, file_slice.parts, file_slice.max_row_bytes
+    first, every, limit = file_slice.first, file_slice.every, file_slice.max_row_bytes
     block_bytes = file_slice.file_sizes.block_bytes
     offset, number, index = numbers_at(file_slice, start)
     with opened(file_slice.path, file_slice.label, options=file_slice.options) as stream:
@@ -192,10 +192,10 @@ def read_line_slice(
             if line is not None and not line.strip():
                 continue
             index += 1
-            if parts > 1 and (index - 1) % parts != part:
+            if every > 1 and (index - 1) % every != first:
                 continue
             position = row_start if by_byte else number
-            after: Position = ended if by_byte else [ended, number] if parts == 1 else [ended, number, index]
+            after: Position = ended if by_byte else [ended, number] if every == 1 else [ended, number, index]
             if line is None:
                 row: StreamRow | None = StreamRow(shard, position, b"", too_long(limit))
             else:
@@ -230,7 +230,7 @@ def first_line(stream: BinaryIO, offset: int, *, block_bytes: int) -> tuple[int,
     return read_to, b""
 
 
-def line_ranges(size: int, parts: int) -> list[tuple[int, int]]:
+def line_ranges(size: int, number: int) -> list[tuple[int, int]]:
     """Return byte ranges of similar size; a row belongs to the range in which it starts."""
-    marks = [size * part // parts for part in range(parts + 1)]
+    marks = [size * index // number for index in range(number + 1)]
     return list(pairwise(marks))

@@ -343,7 +343,7 @@ def group_rows(
         if last is not None and batch_start >= last:
             return
         rows = np.arange(batch_start, batch_start + batch.num_rows)
-        selected = rows[(rows >= passed) & ((first + rows) % file_slice.parts == file_slice.part)]
+        selected = rows[(rows >= passed) & ((first + rows) % file_slice.every == file_slice.first)]
         if last is not None:
             selected = selected[selected < last]
         chosen = batch if len(selected) == len(rows) else batch.take(selected - batch_start)
@@ -371,13 +371,13 @@ def readable(file_slice: FileSlice) -> Iterator[None]:
         raise DataError(f"{file_slice.label} cannot be read as {file_slice.kind}: {reason}") from error
 
 
-def row_ranges(path: str, label: str, parts: int) -> list[tuple[int, int]]:
+def row_ranges(path: str, label: str, number: int) -> list[tuple[int, int]]:
     """Return row ranges of similar length in a Parquet file."""
     import pyarrow.parquet
 
     with opened(path, label) as stream, readable(FileSlice(path, label, "parquet")):
         rows = pyarrow.parquet.ParquetFile(stream).metadata.num_rows
-    marks = [rows * part // parts for part in range(parts + 1)]
+    marks = [rows * index // number for index in range(number + 1)]
     return list(pairwise(marks))
 
 

@@ -12,7 +12,7 @@ from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import DialogueFormatter
 from partita.data.formatting.turns import clip
-from partita.data.parts import load_part, source_digest
+from partita.data.user_classes import load_user_class, source_digest
 from partita_schema.cells import compact_json
 from partita_schema.common.text import counted
 from partita_schema.config import Config
@@ -253,7 +253,7 @@ class CustomFormatter:
         assert config.data.formatter is not None
         self.config, self.tokenizer, self._folder = config, tokenizer, folder
         self._target = config.data.formatter
-        formatter_class = load_part(self._target, key="data.formatter", folder=folder)
+        formatter_class = load_user_class(self._target, key="data.formatter", folder=folder)
         self.fingerprint = source_digest(formatter_class)
         """A hash of the module's source, since a changed module may format rows differently."""
         self._shaper = formatter_class(config, tokenizer=tokenizer)

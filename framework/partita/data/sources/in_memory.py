@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.parts import load_part, source_digest
 from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
 from partita.data.sources.python_datasets import MapStore, errors_of, is_map_style, is_stream, rows_of_stream, splits_of
+from partita.data.user_classes import load_user_class, source_digest
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
 
@@ -103,7 +103,7 @@ def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:
 
 def make_source(source: CustomSource, *, folder: Path) -> Any:
     """Return an instance of a source's class. Raise ConfigError or DataError if it cannot be created."""
-    source_class = load_part(source.target, key="data.source.target", folder=folder)
+    source_class = load_user_class(source.target, key="data.source.target", folder=folder)
     try:
         return source_class(**source.options)
     except TypeError as error:

@@ -122,22 +122,22 @@ class CustomStream:
         count = getattr(self._made, "shards", 1) if self._by_shard else 1
         if type(count) is not int or count < 1:
             raise DataError(f"{self._target}.shards is {count!r}; write the number of shards, at least 1")
-        self._parts = -(-least_shards // count)
+        self._every = -(-least_shards // count)
         self.name = name
         self.fingerprint = digest(content, str(count))
         labels = [self.name] if count == 1 else [f"{self.name}/{shard}" for shard in range(count)]
-        self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
+        self.shards: Sequence[str] = [label for label in labels for _ in range(self._every)]
         """Label of each shard."""
         self.sizes: Sequence[float] = [1.0] * len(self.shards)
         """Shards count as equally long."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Yield the rows of a shard; a position is the number of rows so far and the class's position after them."""
-        own, part = divmod(shard, self._parts)
+        own, first = divmod(shard, self._every)
         index, position = start if isinstance(start, list) else (0, None)
         for row, after in self._rows(own, index, position):
             index += 1
-            if (index - 1) % self._parts == part:
+            if (index - 1) % self._every == first:
                 yield self._row(row, shard, index), [index, after]
 
     def _rows(self, shard: int, index: int, position: Any) -> Iterator[tuple[Any, Any]]:

@@ -1,7 +1,7 @@
 """Stream files: how they are split into shards.
 
 All shard groups should read about as many bytes. If whole files cannot be distributed that evenly, the largest ones are
-split into one part per group: by bytes if they have one row per line and are uncompressed, by rows if they are Parquet.
+split into a slice per group: by bytes if they have one row per line and are uncompressed, by rows if they are Parquet.
 Files that cannot be split, or are small, are read in full by each of k shards; shard i keeps every k-th row. Which
 format can be split, and how, is in the table of formats (`partita.data.formats`).
 """
@@ -31,7 +31,7 @@ from partita_schema.errors import DataError
 logger = logging.getLogger(__name__)
 
 FINER = 4
-"""Number of slices for each part, if they stay large enough: a group mixes the rows of several slices."""
+"""Number of byte ranges per slice, if they stay large enough: a group mixes the rows of several ranges."""
 EVEN = 1.05
 """Groups are even if the longest has at most this many times the mean."""
 MAX_UNEVENNESS = 1.25
@@ -133,14 +133,14 @@ def cut(wholes: Sequence[FileSlice], sizes: Sequence[int | None], num_groups: in
     split = files_to_split(wholes, weights, num_groups)
     slices: list[tuple[FileSlice, float]] = []
     for number, (whole, size, weight) in enumerate(zip(wholes, sizes, weights, strict=True)):
-        parts = num_groups if number in split else 1
+        least = num_groups if number in split else 1
         if size and size >= whole.file_sizes.small_bytes and cuttable(whole):
-            parts_of_file = byte_slices(whole, size, parts)
-        elif parts > 1 and FORMATS[whole.kind].row_ranges is not None:
-            parts_of_file = row_slices(whole, parts)
+            slices_of_file = byte_slices(whole, size, least)
+        elif least > 1 and FORMATS[whole.kind].row_ranges is not None:
+            slices_of_file = row_slices(whole, least)
         else:
-            parts_of_file = interleaved_slices(whole, parts)
-        slices += [(file_slice, weight / len(parts_of_file)) for file_slice in parts_of_file]
+            slices_of_file = interleaved_slices(whole, least)
+        slices += [(file_slice, weight / len(slices_of_file)) for file_slice in slices_of_file]
     return slices
 
 
@@ -203,26 +203,26 @@ def cuttable(whole: FileSlice) -> bool:
 
 
 def splits_cheaply(whole: FileSlice, size: float) -> bool:
-    """Return whether a file is small, or its parts can be read without reading the whole file for each."""
+    """Return whether a file is small, or its slices can be read without reading the whole file for each."""
     return cuttable(whole) or FORMATS[whole.kind].row_ranges is not None or size < whole.file_sizes.small_bytes
 
 
-def byte_slices(whole: FileSlice, size: int, parts: int) -> list[FileSlice]:
-    """Return a file in parts by bytes, `parts` of them or a multiple."""
-    finer = max(1, min(FINER, size // (whole.file_sizes.fine_bytes * parts)))
-    ranges = line_ranges(size, parts * finer)
+def byte_slices(whole: FileSlice, size: int, number: int) -> list[FileSlice]:
+    """Return slices of a file by bytes, `number` of them or a multiple."""
+    finer = max(1, min(FINER, size // (whole.file_sizes.fine_bytes * number)))
+    ranges = line_ranges(size, number * finer)
     if len(ranges) == 1:
         return [whole]
     return [replace(whole, label=f"{whole.label}@{start}", start=start, end=end) for start, end in ranges]
 
 
-def row_slices(whole: FileSlice, parts: int) -> list[FileSlice]:
-    """Return a file in parts by rows."""
+def row_slices(whole: FileSlice, number: int) -> list[FileSlice]:
+    """Return slices of a file by rows."""
     row_ranges = FORMATS[whole.kind].row_ranges
     assert row_ranges is not None
-    return [replace(whole, start=start, end=end) for start, end in row_ranges(whole.path, whole.label, parts)]
+    return [replace(whole, start=start, end=end) for start, end in row_ranges(whole.path, whole.label, number)]
 
 
-def interleaved_slices(whole: FileSlice, parts: int) -> list[FileSlice]:
-    """Return slices that each keep every `parts`-th row."""
-    return [replace(whole, part=part, parts=parts) for part in range(parts)]
+def interleaved_slices(whole: FileSlice, number: int) -> list[FileSlice]:
+    """Return slices that each keep every n-th row."""
+    return [replace(whole, every=number, first=first) for first in range(number)]

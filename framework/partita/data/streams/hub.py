@@ -100,21 +100,21 @@ class DatasetsStream:
         self._table = table
         self._saves_state = not has_shuffle_buffer(table)
         self._count = table.num_shards
-        self._parts = -(-least_shards // self._count)
+        self._every = -(-least_shards // self._count)
         self.name = name
         checksums = sorted(str(item) for item in (table.info.download_checksums or {}).items())
         self.fingerprint = digest(
             name, str(self._count), str(table.info.version), str(table.features), *checksums, content
         )
         labels = [name] if self._count == 1 else [f"{name}/{shard}" for shard in range(self._count)]
-        self.shards: Sequence[str] = [label for label in labels for _ in range(self._parts)]
+        self.shards: Sequence[str] = [label for label in labels for _ in range(self._every)]
         """Label of each shard."""
         self.sizes: Sequence[float] = [1.0] * len(self.shards)
         """Shards count as equally long."""
 
     def read(self, shard: int, start: Position | None) -> Iterator[tuple[StreamRow, Position]]:
         """Yield the rows of a shard from a position on. Raise DataError if it cannot be read."""
-        own, part = divmod(shard, self._parts)
+        own, first = divmod(shard, self._every)
         passed, begin, state = start if isinstance(start, list) else (0, 0, None)
         index = begin
         table = self._table.shard(num_shards=self._count, index=own).with_format("arrow")
@@ -123,7 +123,7 @@ class DatasetsStream:
         for batch, after in self._batches(table):
             if index + batch.num_rows > passed:
                 for number, row in enumerate(rows_of(batch), start=index):
-                    if number >= passed and number % self._parts == part:
+                    if number >= passed and number % self._every == first:
                         yield table_row(row, shard, number + 1), [number + 1, begin, state]
             index += batch.num_rows
             if after is not None:

@@ -272,8 +272,8 @@ class StreamLoader:
         left_out = []
         for row in rows.bad:
             file, number = rows.keys.location(row.index)
-            part = f"#{row.number}" if self._numbered and row.number else ""
-            left_out.append(LeftOut(f"{rows.keys[row.index]}{part}", row.reasons, file, number, row.raw))
+            example = f"#{row.number}" if self._numbered and row.number else ""
+            left_out.append(LeftOut(f"{rows.keys[row.index]}{example}", row.reasons, file, number, row.raw))
         self._notes.append(WindowReport(left_out, used=rows.used))
         self._num_unreadable += rows.num_unreadable
         if self._process_group.world_size == 1:

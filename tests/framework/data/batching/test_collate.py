@@ -37,7 +37,7 @@ def test_keys_of_a_batch_are_those_of_its_rows(make_config: Any, tokenizer: Any)
     row_tokenizer = build_row_tokenizer(make_config(), tokenizer=tokenizer, context_length=64)
     encoded = TokenizedDataset.build(rows, row_tokenizer, ledger=Ledger(None, max_bad_rows=0))
     keys = encoded.keys
-    for known in (keys, RowKeys(keys.names, keys.files, keys.numbers, parts=np.array([2, 1, 3]))):
+    for known in (keys, RowKeys(keys.names, keys.files, keys.numbers, examples=np.array([2, 1, 3]))):
         batch = collate(replace(encoded, keys=known), PlannedBatch(np.array([2, 0]), np.arange(2)), pad_token_id=0)
 
         assert batch.keys == (known[2], known[0])

@@ -8,7 +8,7 @@ from partita.data.rows import digest
 from partita_trainers.registry import importable, load_class
 
 
-def load_part(target: str, *, key: str, folder: Path | None) -> type:
+def load_user_class(target: str, *, key: str, folder: Path | None) -> type:
     """Return the class at `module:Class`; the module may be in `folder`, the folder of the configuration file.
 
     Raises:
