@@ -101,7 +101,7 @@ def check_target(target: str) -> str:
     return target
 
 
-def check_part(target: str, *, at: str = "") -> str:
+def check_target_or_name(target: str, *, at: str = "") -> str:
     """Return the text if it is `module:Class` or a name; otherwise raise a rule error for the key `at`."""
     if not is_target(target) and not NAME.fullmatch(target):
         raise rule_error(f"got {target!r}; write module:Class, such as my_package.parts:MyClass, or a name", at=at)

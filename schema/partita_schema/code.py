@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pydantic import AfterValidator, BaseModel
 
-from partita_schema.base import check_part, check_target, is_target
+from partita_schema.base import check_target, check_target_or_name, is_target
 from partita_schema.config import Config
 from partita_schema.sections.agents import ModelAgentConfig
 from partita_schema.sections.backend import EndpointBackendConfig, RayBackendConfig
@@ -97,11 +97,12 @@ def special(model: BaseModel, key: str) -> Iterator[tuple[str, str]]:
 def takes_target(annotation: Any, metadata: Sequence[Any]) -> bool:
     """Return whether a field is validated as `module:Class` or as a registered name."""
     checks = [entry.func for entry in metadata if isinstance(entry, AfterValidator)]
-    if check_target in checks or check_part in checks:
+    if check_target in checks or check_target_or_name in checks:
         return True
     # pydantic does not move the metadata of Annotated[str, ...] | None to the field.
     inner = [*get_args(annotation), *getattr(annotation, "__metadata__", ())]
     return any(
-        (isinstance(part, AfterValidator) and part.func in (check_target, check_part)) or takes_target(part, ())
+        (isinstance(part, AfterValidator) and part.func in (check_target, check_target_or_name))
+        or takes_target(part, ())
         for part in inner
     )

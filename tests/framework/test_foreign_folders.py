@@ -15,7 +15,7 @@ from partita import ConfigError, Model, ModelError, PartitaError
 from partita.backends.agent_contexts import agent_contexts
 from partita.backends.context import RunContext
 from partita.backends.local import LocalBackend
-from partita_schema.base import check_part, check_target
+from partita_schema.base import check_target, check_target_or_name
 from partita_schema.code import code_of, takes_target
 from partita_schema.config import Config
 from partita_schema.load import load_config
@@ -316,7 +316,7 @@ def test_every_key_that_takes_a_class_is_checked() -> None:
     def visit(model: type[BaseModel], done: set[type]) -> None:
         for name, field in model.model_fields.items():
             checks = str([field.annotation, field.metadata])
-            if check_target.__name__ in checks or check_part.__name__ in checks:
+            if check_target.__name__ in checks or check_target_or_name.__name__ in checks:
                 assert takes_target(field.annotation, field.metadata), (model, name)
                 assert "tuple" not in checks
                 assert "list" not in checks, (model, name)

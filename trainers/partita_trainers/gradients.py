@@ -32,7 +32,7 @@ T = TypeVar("T")
 class MicroBatchLosses(NamedTuple):
     """The micro-batches of one rank in a step, and their results, which are not read from the device yet."""
 
-    parts: Sequence[Batch] = ()
+    micro_batches: Sequence[Batch] = ()
     losses: Sequence[MicroBatchLoss] = ()
 
 
@@ -67,13 +67,13 @@ def prepare_objective(
     """
     context = replace(engine.context, noise_seed=partial(noise_seed, seed, number))
     while True:
-        parts = splitter.split(global_batch.micro_batches)
+        micro_batches = splitter.split(global_batch.micro_batches)
         with communication_errors("the preparation of a step"):
-            _, failure = attempt(partial(engine.objective.prepare, context, parts))
+            _, failure = attempt(partial(engine.objective.prepare, context, micro_batches))
         if failure is None:
             return
         # The objective does not report which micro-batch failed: it was probably the largest.
-        largest = max(parts, key=lambda part: part.input_ids_BT.numel())
+        largest = max(micro_batches, key=lambda batch: batch.input_ids_BT.numel())
         if engine.shards is not None:
             raise out_of_step(largest, number=number, rank=engine.process_group.rank) from failure
         splitter.halve(largest, number=number, failure=failure)
@@ -105,25 +105,27 @@ def accumulate(
         OutOfStepError: Memory ran out under FSDP.
     """
 
-    def run_micro_batch(part: Batch) -> MicroBatchLoss:
-        torch.manual_seed(noise_seed(seed, number, part))
-        return engine.forward_backward(part, denominator=global_stats.denominator, loss_tokens=global_stats.loss_tokens)
+    def run_micro_batch(batch: Batch) -> MicroBatchLoss:
+        torch.manual_seed(noise_seed(seed, number, batch))
+        return engine.forward_backward(
+            batch, denominator=global_stats.denominator, loss_tokens=global_stats.loss_tokens
+        )
 
     if engine.shards is not None:
         return accumulate_sharded(
             global_batch, run_micro_batch, number=number, engine=engine, passes=global_stats.batches
         )
     while True:
-        parts, losses = splitter.split(global_batch.micro_batches), list[MicroBatchLoss]()
-        _, failure = attempt(partial(run_all, parts, losses, run_micro_batch, engine=engine))
+        micro_batches, losses = splitter.split(global_batch.micro_batches), list[MicroBatchLoss]()
+        _, failure = attempt(partial(run_all, micro_batches, losses, run_micro_batch, engine=engine))
         if failure is None:
-            return MicroBatchLosses(parts, losses)
+            return MicroBatchLosses(micro_batches, losses)
         clear_gradients(engine.lm.module)
-        splitter.halve(parts[len(losses)], number=number, failure=failure)
+        splitter.halve(micro_batches[len(losses)], number=number, failure=failure)
 
 
 def run_all(
-    parts: Sequence[Batch],
+    micro_batches: Sequence[Batch],
     losses: list[MicroBatchLoss],
     run_micro_batch: Callable[[Batch], MicroBatchLoss],
     *,
@@ -132,13 +134,13 @@ def run_all(
     """Run micro-batches and append their results to `losses`.
 
     Args:
-        parts: The micro-batches.
+        micro_batches: The micro-batches.
         losses: Gets the results, so that the caller knows how many there are when memory runs out.
         run_micro_batch: Runs forward and backward for one.
         engine: Copies the next micro-batch to the device while one is computed.
     """
-    for part, following in zip_longest(parts, parts[1:]):
-        losses.append(run_micro_batch(part))
+    for batch, following in zip_longest(micro_batches, micro_batches[1:]):
+        losses.append(run_micro_batch(batch))
         engine.prefetch(following)
 
 
@@ -162,19 +164,19 @@ def accumulate_sharded(
     Raises:
         OutOfStepError: Memory ran out. No rank can retry its part alone.
     """
-    parts, losses = [batch for batch in global_batch.micro_batches if batch.loss_tokens], list[MicroBatchLoss]()
+    micro_batches, losses = [batch for batch in global_batch.micro_batches if batch.loss_tokens], list[MicroBatchLoss]()
 
     def work() -> None:
-        run_all(parts, losses, run_micro_batch, engine=engine)
-        for _ in range(passes - len(parts)):
+        run_all(micro_batches, losses, run_micro_batch, engine=engine)
+        for _ in range(passes - len(micro_batches)):
             engine.forward_backward_idle()
 
     with communication_errors("the gradients of a step"):
         _, failure = attempt(work)
     if failure is not None:
-        failed = parts[min(len(losses), len(parts) - 1)] if parts else IDLE
+        failed = micro_batches[min(len(losses), len(micro_batches) - 1)] if micro_batches else IDLE
         raise out_of_step(failed, number=number, rank=engine.process_group.rank) from failure
-    return MicroBatchLosses(parts, losses)
+    return MicroBatchLosses(micro_batches, losses)
 
 
 def out_of_step(failed: Batch, *, number: int, rank: int) -> OutOfStepError:

@@ -155,11 +155,11 @@ def compute_step(
         TrainingError: One row does not fit in memory.
     """
     while True:
-        parts = splitter.split(batches)
-        _, failure = attempt(partial(references.compute, context, parts))
+        micro_batches = splitter.split(batches)
+        _, failure = attempt(partial(references.compute, context, micro_batches))
         if failure is None:
             return
-        splitter.halve(max(parts, key=lambda part: part.input_ids_BT.numel()), number=0, failure=failure)
+        splitter.halve(max(micro_batches, key=lambda batch: batch.input_ids_BT.numel()), number=0, failure=failure)
 
 
 def share(run: "FinetuneRun", references: References) -> None:

@@ -213,7 +213,7 @@ def merge_ranks(
         DivergenceError: A loss of this rank is not finite.
         OtherRankError: A loss of another rank is not finite.
     """
-    _, failure = captured(partial(check_losses, sums, passes.parts, number=number))
+    _, failure = captured(partial(check_losses, sums, passes.micro_batches, number=number))
     of_ranks = process_group.all_gather_object((LossSums.merge(sums), failure), "the losses of a step")
     raise_first_failure([one for _, one in of_ranks], own=failure, rank=process_group.rank)
     return LossSums.merge([one for one, _ in of_ranks])

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from partita_schema.base import NAME, ConfigModel, Name, check_part, is_set, rule_error
+from partita_schema.base import NAME, ConfigModel, Name, check_target_or_name, is_set, rule_error
 from partita_schema.sections.prompt import template_fields
 
 
@@ -56,7 +56,7 @@ class ScriptedAgentConfig(ConfigModel):
     lines: tuple[Template, ...] = ()
     """Lines in the order in which they are said, with {column} for values of the task. After the last one the episode
     ends, unless a custom world continues it."""
-    program: Annotated[str, AfterValidator(check_part)] | None = None
+    program: Annotated[str, AfterValidator(check_target_or_name)] | None = None
     """`module:Class` with `act(contexts)`, which returns a reply for each, or with `reply(context)`; or a name that an
     installed package registers (entry points `partita.agents`)."""
     options: dict[str, Any] = {}
@@ -159,7 +159,7 @@ class CustomWorldConfig(ConfigModel):
 
     type: Literal["custom"]
     """A custom class that decides whose turn it is."""
-    target: Annotated[str, AfterValidator(check_part)]
+    target: Annotated[str, AfterValidator(check_target_or_name)]
     """`module:Class` with `run(episode)`, or a name that an installed package registers (entry points
     `partita.worlds`)."""
     options: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from partita_schema.base import (
     PositiveInt,
     Refusal,
     StrictBool,
-    check_part,
+    check_target_or_name,
     is_set,
     rule_error,
 )
@@ -61,7 +61,7 @@ class EnvironmentWorldConfig(ConfigModel):
     @model_validator(mode="after")
     def environment_can_be_found(self) -> "EnvironmentWorldConfig":
         if self.interface != "gymnasium":
-            check_part(self.environment, at="environment")
+            check_target_or_name(self.environment, at="environment")
         return self
 
 
@@ -96,7 +96,7 @@ class Tasks(ConfigModel):
 class CheckerConfig(ConfigModel):
     """A class that judges a finished episode and may ask for another answer."""
 
-    type: Annotated[str, AfterValidator(check_part)]
+    type: Annotated[str, AfterValidator(check_target_or_name)]
     """`exact`, `contains`, `regex`, `json_equal` or `reward`; or `module:Class` with `check(episode)`, or a name that
     an installed package registers (entry points `partita.checkers`)."""
     options: dict[str, Any] = {}
@@ -168,10 +168,10 @@ class Simulation(ConfigModel):
     """Judges each finished episode."""
     limits: Limits = Limits.model_construct()
     """Time limits, and how many episodes may fail."""
-    rollout: Annotated[str, AfterValidator(check_part)] = "slots"
+    rollout: Annotated[str, AfterValidator(check_target_or_name)] = "slots"
     """What runs the episodes concurrently: `slots`; or `module:Class` of a subclass of `partita.simulation.Rollout`, or
     a name that an installed package registers (entry points `partita.rollouts`)."""
-    transcripts: Annotated[str, AfterValidator(check_part)] = "jsonl"
+    transcripts: Annotated[str, AfterValidator(check_target_or_name)] = "jsonl"
     """What records finished episodes: `jsonl`; or `module:Class` of a subclass of `partita.simulation.Transcripts`, or
     a name that an installed package registers (entry points `partita.transcripts`)."""
     self_training: SelfTrainingConfig | None = None
