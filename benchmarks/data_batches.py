@@ -32,9 +32,9 @@ from fixtures import (
 )
 from harness import Limit, Result, Row, command, main
 
+from partita.data.indexed_loader import IndexedLoader
 from partita.data.ledger import Ledger
-from partita.data.loader import Loader
-from partita.data.streams.loader import StreamLoader, merged
+from partita.data.streams.stream_loader import StreamLoader, merged
 from partita.distributed.thread_group import ThreadGroup
 
 Plan = list[tuple[np.ndarray, np.ndarray]]
@@ -353,7 +353,7 @@ def of_rank(batches: Any, *, process_group: ThreadGroup, workers: int, ledger: L
 
 def remember_arguments() -> None:
     """Make loaders record their constructor arguments."""
-    for kind in (Loader, StreamLoader):
+    for kind in (IndexedLoader, StreamLoader):
         original = kind.__init__
 
         def remembering(self: Any, *arguments: Any, original: Any = original, **named: Any) -> None:

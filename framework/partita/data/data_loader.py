@@ -6,9 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from partita.data.indexed_loader import IndexedLoader
 from partita.data.labels import find_labels
 from partita.data.ledger import Ledger, RowCounts
-from partita.data.loader import Loader
 from partita.data.run_data import open_run_data
 from partita.data.splits import TRAINING
 from partita.data.training_rows import LoaderSetup, configured_row_tokenizer, tokenized_rows
@@ -104,13 +104,12 @@ class DataLoader:
         # Epoch that an iterator continues after `_position` is loaded, and the one that the next iterator yields.
         self._epoch = 0
         self._next_epoch = 0
-        if isinstance(self._loader, Loader):
+        if isinstance(self._loader, IndexedLoader):
             self._log_left_out()
 
     def __repr__(self) -> str:
-        length = (
-            f"{counted(len(self), 'batch', 'batches')} an epoch" if isinstance(self._loader, Loader) else "streamed"
-        )
+        indexed = isinstance(self._loader, IndexedLoader)
+        length = f"{counted(len(self), 'batch', 'batches')} an epoch" if indexed else "streamed"
         return f"<DataLoader: {length}, next epoch {self._next_epoch}>"
 
     def __len__(self) -> int:
@@ -121,7 +120,7 @@ class DataLoader:
         Raises:
             TypeError: The rows are streamed, so their number is unknown.
         """
-        if not isinstance(self._loader, Loader):
+        if not isinstance(self._loader, IndexedLoader):
             raise TypeError("a streamed DataLoader has no length: the number of rows is unknown")
         return self._loader.steps_per_epoch
 
@@ -209,7 +208,7 @@ class DataLoader:
                 self._epoch = self._position["epoch"]
                 (batch,) = step.micro_batches
                 yield batch
-            if not isinstance(self._loader, Loader) and self._epoch == self._loader.counted_epoch:
+            if not isinstance(self._loader, IndexedLoader) and self._epoch == self._loader.counted_epoch:
                 self._log_left_out()
             self._epoch = self._next_epoch
         finally:
@@ -218,7 +217,7 @@ class DataLoader:
 
     def _merged(self, position: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the position of all ranks; each rank knows only its own parts of a stream."""
-        if isinstance(self._loader, Loader) or self._process_group.world_size == 1:
+        if isinstance(self._loader, IndexedLoader) or self._process_group.world_size == 1:
             return position
         return self._loader.merge_data_positions(self._process_group.all_gather_object(position, "the data position"))
 

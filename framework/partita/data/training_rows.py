@@ -16,14 +16,14 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.formatting.sides import SideRowTokenizer
+from partita.data.indexed_loader import IndexedLoader
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, Ledger
-from partita.data.loader import Loader
 from partita.data.rows import Rows
 from partita.data.run_data import RunData, TrainingStreams
 from partita.data.sources.mixed import mixed_order, row_indices_by_source
 from partita.data.splits import TRAINING
-from partita.data.streams.loader import StreamLoader, count_shard_groups
 from partita.data.streams.shard_group import CHUNK
+from partita.data.streams.stream_loader import StreamLoader, count_shard_groups
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
 from partita.data.tokenizer_texts import tokenizer_texts
@@ -246,18 +246,18 @@ class LoaderSetup:
     process_group: ProcessGroup = SINGLE_PROCESS
     """The ranks that share the batches of a step."""
 
-    def open(self) -> Loader | StreamLoader:
+    def open(self) -> IndexedLoader | StreamLoader:
         """Return the loader.
 
         Raises:
             DataError: There is nothing to read, or the batches of a step cannot be divided evenly among the ranks.
             ConfigError: The class in data.collate does not exist.
         """
-        return self._loader() if self.rows.streams is None else self._stream_loader(self.rows.streams)
+        return self._indexed_loader() if self.rows.streams is None else self._stream_loader(self.rows.streams)
 
-    def _loader(self) -> Loader:
+    def _indexed_loader(self) -> IndexedLoader:
         """Return the loader of tokenized rows."""
-        return Loader(
+        return IndexedLoader(
             self.rows.encoded,
             batching=self.rows.shape.batching,
             batch_size=self.size.rows,

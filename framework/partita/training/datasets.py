@@ -7,13 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from partita.data.dialogue import expanded
+from partita.data.indexed_loader import IndexedLoader
 from partita.data.labels import rows_with_known_labels
 from partita.data.ledger import Ledger
-from partita.data.loader import Loader
 from partita.data.rows import Rows
 from partita.data.run_data import RunData
 from partita.data.splits import TRAINING
-from partita.data.streams.loader import StreamLoader
+from partita.data.streams.stream_loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_rows import LoaderSetup, TrainingRows, batch_rows, encode_first, encode_training
 from partita.data.training_shape import TrainingShape
@@ -136,7 +136,7 @@ def encode_with_progress(
 class PlannedLoader:
     """The loader of the training rows."""
 
-    loader: Loader | StreamLoader
+    loader: IndexedLoader | StreamLoader
     plan: DataPlan
     """How it reads and batches the rows."""
     size: BatchSize
@@ -192,7 +192,7 @@ def training_loader(
     log_plan(plan)
     if process_group.rank == 0:
         warn_of_other_steps(shape, config.trainer, size)
-    if process_group.rank == 0 and isinstance(loader, Loader):
+    if process_group.rank == 0 and isinstance(loader, IndexedLoader):
         warn_of_short_epochs(config.trainer, loader, batches_per_step=setup.batches_per_step)
     return PlannedLoader(loader, plan, size)
 
@@ -221,7 +221,7 @@ def warn_of_other_steps(shape: TrainingShape, trainer: Trainer, size: BatchSize)
         )
 
 
-def warn_of_short_epochs(trainer: Trainer, loader: Loader, *, batches_per_step: int) -> None:
+def warn_of_short_epochs(trainer: Trainer, loader: IndexedLoader, *, batches_per_step: int) -> None:
     """Warn if a step accumulates more batches than an epoch has.
 
     Args:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.dialogue import expanded
+from partita.data.indexed_loader import IndexedLoader
 from partita.data.labels import find_labels
 from partita.data.ledger import Ledger, RowCounts, accepted_if_exceeded, reasons_in_words
-from partita.data.loader import Loader
 from partita.data.run_data import RunData, open_run_data
 from partita.data.splits import TRAINING
-from partita.data.streams.loader import StreamLoader
 from partita.data.streams.shard_group import ShardPlan
+from partita.data.streams.stream_loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_rows import LoaderSetup, batch_rows, configured_row_tokenizer
 from partita.data.training_shape import TrainingShape
@@ -87,7 +87,9 @@ def describe_bad_rows(counts: RowCounts, data: RunData, config: Config) -> str:
     return f"{text}; data.max_bad_rows accepts {accepted}, and {stops}"
 
 
-def plan_of_loader(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader | StreamLoader) -> DataPlan:
+def plan_of_loader(
+    config: Config, shape: TrainingShape, size: BatchSize, loader: IndexedLoader | StreamLoader
+) -> DataPlan:
     """Compute the plan of a loader.
 
     Args:
@@ -101,7 +103,7 @@ def plan_of_loader(config: Config, shape: TrainingShape, size: BatchSize, loader
     return plan_rows(config, shape, size, loader)
 
 
-def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Loader) -> DataPlan:
+def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: IndexedLoader) -> DataPlan:
     """Compute the plan for rows that are already tokenized.
 
     Args:
@@ -156,6 +158,6 @@ def size_of(config: Config, shape: TrainingShape) -> tuple[BatchSize, str]:
     return size, f"batch_size is auto and found when the run begins (partita tune); taken as {size_text} here"
 
 
-def total_steps(config: Config, loader: Loader) -> int | None:
+def total_steps(config: Config, loader: IndexedLoader) -> int | None:
     """Return the number of optimizer steps of the run; None if the trainer has other keys, such as a custom one."""
     return planned_steps(config.trainer, loader) if isinstance(config.trainer, FinetuneTrainer) else None

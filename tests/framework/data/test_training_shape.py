@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partita.data.loader import Loader
+from partita.data.indexed_loader import IndexedLoader
 from partita.data.rows import RowKeys
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_shape import TrainingShape, training_shape
@@ -59,8 +59,8 @@ def config_of(batching: dict[str, Any], **trainer: Any) -> Config:
     )
 
 
-def loader_of(shape: TrainingShape, size: BatchSize, *, batches_per_step: int = 1) -> Loader:
-    return Loader(
+def loader_of(shape: TrainingShape, size: BatchSize, *, batches_per_step: int = 1) -> IndexedLoader:
+    return IndexedLoader(
         encoded(shape.lengths),
         batching=shape.batching,
         batch_size=size.rows,

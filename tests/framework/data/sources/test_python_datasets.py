@@ -19,7 +19,7 @@ from partita.data.run_data import open_run_data
 from partita.data.sources.python_datasets import MapStore, is_stream, splits_of
 from partita.data.sources.sources import open_rows
 from partita.data.streams.custom import IndexedRows
-from partita.data.streams.loader import StreamLoader, count_shard_groups
+from partita.data.streams.stream_loader import StreamLoader, count_shard_groups
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, ResumeError

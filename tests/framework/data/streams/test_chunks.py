@@ -16,7 +16,7 @@ from partita.data.batching.policies import build_policy
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.run_data import TrainingStreams
-from partita.data.streams.loader import StreamLoader, count_shard_groups
+from partita.data.streams.stream_loader import StreamLoader, count_shard_groups
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config

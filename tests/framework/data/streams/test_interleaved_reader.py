@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from partita.data.batching.data_position import DataPosition, shortened_inputs
 from partita.data.formats.base import Position, StreamRow
 from partita.data.streams.interleaved_reader import InterleavedReader, pack, unpack
-from partita.data.streams.loader import count_shard_groups
+from partita.data.streams.stream_loader import count_shard_groups
 from partita_schema.errors import ResumeError
 
 from ....properties import examples

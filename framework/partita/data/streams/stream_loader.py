@@ -19,8 +19,8 @@ from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.chunks import ChunkTokenizer, EncodedChunk, RawChunk
 from partita.data.formats.text_files import is_mostly_broken
 from partita.data.formatting.row_tokenizer import RowTokenizer
+from partita.data.indexed_loader import Waits, check_ranks
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
-from partita.data.loader import Waits, check_ranks
 from partita.data.splits import TRAINING
 from partita.data.streams.shard_group import CHUNK, ShardGroup, ShardPlan
 from partita.data.streams.windows import SeenRows

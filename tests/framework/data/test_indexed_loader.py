@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from partita.data.batching.collate import EvaluationBatches, collate, evenly
 from partita.data.batching.plan import NOTHING, PlannedBatch, alone
 from partita.data.formatting.build import build_row_tokenizer
+from partita.data.indexed_loader import IndexedLoader
 from partita.data.ledger import Ledger
-from partita.data.loader import Loader
 from partita.data.sources.sources import open_rows
 from partita.data.tokenized import TokenizedDataset
 from partita.data.tokenizer_texts import tokenizer_texts
@@ -67,14 +67,14 @@ BATCHINGS: list[Batching] = [
 ]
 
 
-def make(*, encoded: TokenizedDataset = ENCODED, **changes: Any) -> Loader:
+def make(*, encoded: TokenizedDataset = ENCODED, **changes: Any) -> IndexedLoader:
     settings: dict[str, Any] = {
         "batching": BucketBatching(type="bucket", window=16),
         "batch_size": 4,
         "batches_per_step": 3,
         "seed": 5,
     }
-    return Loader(encoded, pad_token_id=PAD, **settings | changes)
+    return IndexedLoader(encoded, pad_token_id=PAD, **settings | changes)
 
 
 def plain(global_batch: GlobalBatch) -> Any:
@@ -91,7 +91,7 @@ def plain(global_batch: GlobalBatch) -> Any:
     return batches, dict(global_batch.data_position), global_batch.epoch
 
 
-def take(loader: Loader, count: int) -> list[Any]:
+def take(loader: IndexedLoader, count: int) -> list[Any]:
     return [plain(step) for step in itertools.islice(loader.steps(), count)]
 
 
@@ -309,7 +309,7 @@ def test_a_position_cannot_be_loaded_after_steps_were_requested() -> None:
 def test_other_data_or_settings_are_refused_with_their_keys() -> None:
     data_position = next(make().steps()).data_position
 
-    def message(loader: Loader) -> list[str]:
+    def message(loader: IndexedLoader) -> list[str]:
         with pytest.raises(ResumeError) as error:
             loader.load_data_position(data_position)
         return [line.split(":")[0].strip() for line in str(error.value).splitlines() if line.startswith("  ")]

@@ -45,7 +45,7 @@ class Waits:
         return asdict(self) | {"wait_share": self.waited_seconds / self.seconds if self.seconds else 0.0}
 
 
-class Loader:
+class IndexedLoader:
     """Yield optimizer steps over tokenized rows, epoch after epoch; implements `partita_trainers.base.Batches`.
 
     Each step carries the data position after it, so batches that were prefetched but not used are rebuilt on resume.
@@ -139,7 +139,7 @@ class Loader:
             steps += math.ceil(part * self._planner.count_steps(whole) - 1e-9)
         return max(1, steps)
 
-    def from_start(self) -> "Loader":
+    def from_start(self) -> "IndexedLoader":
         """Return a loader of the same batches from the first step on, timed separately."""
         loader = copy.copy(self)
         vars(loader).update(

@@ -28,8 +28,8 @@ from partita.data.run_data import TrainingStreams
 from partita.data.sources.sources import open_rows
 from partita.data.streams import shard_group as shard_group_module
 from partita.data.streams.interleaved_reader import InterleavedReader
-from partita.data.streams.loader import StreamLoader, count_shard_groups, merged
 from partita.data.streams.shard_group import rows_of_chunk
+from partita.data.streams.stream_loader import StreamLoader, count_shard_groups, merged
 from partita.data.tokenized import TokenizedDataset
 from partita.distributed.thread_group import ThreadGroup
 from partita.tokenizers.load import byte_tokenizer, train_tokenizer
