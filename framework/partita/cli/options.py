@@ -92,7 +92,7 @@ def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trus
     Raises:
         ConfigError: If there is no such file or run, a run is named with other files, or the configuration is invalid.
     """
-    from partita.distributed.world import get_world
+    from partita.distributed.world import LAUNCHED, get_world
     from partita.runs.log import show_log
     from partita.runs.waiting import waiting
 
@@ -109,7 +109,7 @@ def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trus
             from partita_schema.load import load_config
 
             load_config(list(paths), overrides=[*overrides, *trusted])
-    with waiting(LIBRARIES):
+    with waiting(LIBRARIES, line=LAUNCHED not in os.environ):  # the launcher has printed the line
         from partita.model import Model
     if folders:
         return Model.load(folders[0], overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)

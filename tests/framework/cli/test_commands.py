@@ -408,6 +408,14 @@ def test_a_run_in_use_is_refused(folder: Path, partita: Forked) -> None:
     assert (done.returncode, done.stderr) == (2, message)
 
 
+def test_a_launched_process_does_not_repeat_what_its_launcher_waited_for(folder: Path, partita: Forked) -> None:
+    launched = "import os; os.environ['PARTITA_LAUNCHED'] = str(os.getppid())\n"
+    (folder / "launched").mkdir()
+    with lock(folder / "launched"):
+        done = partita("train", "run.yaml", "--run", "launched", before=launched)
+    assert done.stderr.startswith("error: launched is in use by another process")
+
+
 def on_a_terminal(forks: Forks, *words: object, folder: Path, answers: tuple[str, ...] = ()) -> tuple[int, str]:
     """Return the exit code and all terminal output; each answer is typed when the prompt before it has appeared."""
     master, slave = pty.openpty()
