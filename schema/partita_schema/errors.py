@@ -61,10 +61,27 @@ def is_own(frame: FrameType) -> bool:
 
 
 def place_of(frame: FrameType, line: int) -> str:
-    """Return the line of a frame for a message. The files of notebook cells have no meaningful names."""
+    """Return the line of a frame for a message."""
+    text = linecache.getline(frame.f_code.co_filename, line).strip()
+    return f"  in line {line} of {file_name(frame)}: {text}".removesuffix(": ")
+
+
+def file_name(frame: FrameType) -> str:
+    """Return the name of a frame's file for a message. The files of notebook cells have no meaningful names."""
     name = frame.f_code.co_filename
-    place = "the cell" if frame.f_globals.get("__name__") == "__main__" and "ipykernel" in name else Path(name).name
-    return f"  in line {line} of {place}: {linecache.getline(name, line).strip()}".removesuffix(": ")
+    return "the cell" if frame.f_globals.get("__name__") == "__main__" and "ipykernel" in name else Path(name).name
+
+
+def raised_at(error: BaseException) -> str:
+    """Return where the user's code raised an error, such as ` (guest.py, line 12)`.
+
+    That is its innermost line. Empty if the error comes from other code only.
+    """
+    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
+    if not own:
+        return ""
+    frame, line = own[-1]
+    return f" ({file_name(frame)}, line {line})"
 
 
 MAX_PATH = 200

@@ -6,7 +6,6 @@ They are called on rank 0 only. Every rank learns at the same point whether a ca
 import inspect
 import json
 import logging
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error, nearest
-from partita_schema.errors import ConfigError, Problem, TrainingError, shortened
+from partita_schema.errors import ConfigError, Problem, TrainingError, raised_at, shortened
 from partita_trainers.base import LanguageModel, Metrics, Trainer, TrainerContext
 
 logger = logging.getLogger(__name__)
@@ -183,7 +182,8 @@ class Callbacks:
                 with unchanged_random_state():
                     methods[hook](self.state)
             except Exception as error:
-                raise TrainingError(failure_of(callback, hook, error, step=self.state.step), ADVICE) from error
+                failed = f"the callback {name_of(callback)} failed in {hook} at step {self.state.step}"
+                raise TrainingError(f"{failed}{raised_at(error)}: {describe_error(error)}", ADVICE) from error
             if self.state.requests:
                 first = first or ": ".join(filter(None, (name_of(callback), self.state.requests[0])))
                 self.state.requests.clear()
@@ -208,22 +208,6 @@ def unchanged_random_state() -> Iterator[None]:
         yield
     finally:
         restore_random_state(state)
-
-
-def failure_of(callback: object, hook: str, error: Exception, *, step: int) -> str:
-    """Return why a callback failed, with the line in the file of its method.
-
-    Args:
-        callback: The callback.
-        hook: Its method.
-        error: What the method raised.
-        step: Step of the training.
-    """
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
-    line = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    reason = describe_error(error)
-    return f"the callback {name_of(callback)} failed in {hook} at step {step}{line}: {reason}"
 
 
 def name_of(callback: object) -> str:

@@ -8,16 +8,14 @@ episode is then the same in any batch and on any rank.
 import math
 import numbers
 import re
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 from partita.data.episode import Episode
 from partita_schema.cells import CellError, compact_json, plain_json
 from partita_schema.common.text import describe_error
-from partita_schema.errors import is_own, shortened
+from partita_schema.errors import raised_at, shortened
 
 Message = Mapping[str, Any]
 """A message with `role` (system, user, assistant or tool) and `content`."""
@@ -85,18 +83,6 @@ class StepTimeoutError(Exception):
 def describe_program_error(error: BaseException) -> str:
     """Format an exception of user code for a message, with the innermost line of that code."""
     return str(error) if isinstance(error, ContractError) else f"{describe_error(error)}{raised_at(error)}"
-
-
-def raised_at(error: BaseException) -> str:
-    """Return where the user's code raised an error, such as ` (guest.py, line 12)`.
-
-    That is its innermost line. Empty if the error comes from other code only.
-    """
-    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
-    if not own:
-        return ""
-    frame, line = own[-1]
-    return f" ({Path(frame.f_code.co_filename).name}, line {line})"
 
 
 class InterfaceError(ContractError):
