@@ -44,7 +44,7 @@ def sampled(folder: str, rounds: int) -> list[Row]:
     rng = random.Random(1)
     write_rows(Path(folder, "texts.jsonl"), ({"question": text(rng, 3, 20), "answer": "ba"} for _ in range(200)))
     config = zero_shot(NEW_MODEL, "question answer", tokens=48, data={"source": "texts.jsonl"})
-    lm = Model(config, quiet=True)._backend.parts().lm
+    lm = Model(config, quiet=True)._backend.pipeline().lm
     table = []
     for tokens, slots in ((16, 64), (48, 64), (48, 60)):
         seconds: dict[int, list[float]] = {1: [], 8: []}

@@ -353,7 +353,7 @@ def answer_with_partita(
     )
     config["generation"]["min_new_tokens"] = max(limits)
     model = Model(config, quiet=True)
-    lm = model._backend.parts().lm
+    lm = model._backend.pipeline().lm
     rows = [{"prompt": prompt} for prompt in prompts]
     ids = lm.tokenizer(prompts)["input_ids"]
     cpu = time.process_time()
@@ -383,7 +383,7 @@ def answer_mixed(model: Any, ids: list[list[int]], limits: list[int], *, rows: i
     from partita.generation.requests import GenerationSettings
     from partita.lm.base import GenerationRequest
 
-    pipeline = model._backend.parts()
+    pipeline = model._backend.pipeline()
     requests = [GenerationRequest(prompt, limit) for prompt, limit in zip(ids, limits, strict=True)]
     with model._backend.tuner.work("generation", model._backend.tuner.known["generation"].size):
         found = generate_requests(pipeline.lm, requests, GenerationSettings(pipeline.generation, BatchBudget(rows), 0))

@@ -124,7 +124,7 @@ def measure_tuner(folder: str, length: int) -> Row:
     from partita_schema.errors import OutOfMemory
 
     model = load(folder)
-    pipeline = model._backend.parts()
+    pipeline = model._backend.pipeline()
     os.environ["PARTITA_CACHE"] = f"{folder}/cache"
     started = time.perf_counter()
     found = model._backend.tuner.generation(np.full(ROWS, length))
@@ -195,7 +195,7 @@ def measure_answers(folder: str, way: str, batch: int) -> Row:
 def in_slots(folder: str, batch: int) -> tuple[Callable[[list[list[int]]], int], int]:
     """Return a function that answers in slots, and their number; 0 means the number chosen by the tuner."""
     model = load(folder)
-    pipeline = model._backend.parts()
+    pipeline = model._backend.pipeline()
     rows = batch or model._backend.tuner.generation(np.full(ROWS, PROMPT_TOKENS)).rows
 
     def answer(chosen: list[list[int]]) -> int:

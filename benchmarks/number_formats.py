@@ -96,7 +96,7 @@ def answer(folder: str, name: str, kind: str) -> Row:
     config = task(f"{folder}/{name}")
     config["generation"]["min_new_tokens"] = NEW_TOKENS
     model = Model(config | FORMATS[kind], quiet=True)
-    lm: Any = model._backend.parts().lm
+    lm: Any = model._backend.pipeline().lm
     model.generate(rows[0]["prompt"], max_new_tokens=1, batch_size=1)
     resident = resident_megabytes()
     rows = [{"prompt": row["prompt"]} for row in rows]
@@ -208,7 +208,7 @@ def judge(folder: str, name: str, kind: str) -> Row:
     os.chdir(folder)
     number_formats.int8_speeds = lambda shapes, dtype: dict.fromkeys(shapes, Int8Speed(FBGEMM, math.inf))
     base = f"{folder}/run/model" if name == "trained" else str(SHARED / "models" / name)
-    lm: Any = Model(task(base, **QUALITIES[kind]), quiet=True)._backend.parts().lm
+    lm: Any = Model(task(base, **QUALITIES[kind]), quiet=True)._backend.pipeline().lm
     texts = texts_of(folder, name, lm)
     loss, count = 0.0, 0
     likely: list[int] = []

@@ -73,7 +73,7 @@ def predict_rows(folder: str, count: int) -> Row:
     if larger:
         config["generation"] = {"max_new_tokens": 16, "min_new_tokens": 16}
     model = Model(config, quiet=True)
-    model._backend.parts()
+    model._backend.pipeline()
     output = Path(f"out{count}.jsonl")
     started = time.perf_counter()
     stats = model.predict(f"{count}.jsonl", output=output).stats
@@ -137,7 +137,7 @@ def predict_singly(folder: str, adapted: bool, count: int, rounds: int) -> Row:
     torch.set_num_threads(1)
     os.chdir(folder)
     model, generate = (adapted_models if adapted else base_models)(folder)
-    tokenizer = model._backend.parts().lm.tokenizer
+    tokenizer = model._backend.pipeline().lm.tokenizer
     prompts = [row["prompt"] for row in read_rows(Path("rows.jsonl"))[:count]]
     answers: dict[str, list[str]] = {}
 
@@ -261,7 +261,7 @@ def timed(folder: Path, ranks: int, number: int) -> float:
 
         os.chdir(folder)
         model = Model(config, quiet=True)
-        model._backend.parts()
+        model._backend.pipeline()
         model._backend.context.process_group.all_gather_object(None, "ready")
         started = time.perf_counter()
         model.predict("many.jsonl", output=f"out-{ranks}-{number}.jsonl", batch_size=64, fresh=True)

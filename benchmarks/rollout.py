@@ -186,7 +186,7 @@ class Workload:
         from transformers import AutoModelForCausalLM
 
         if kind == "partita":
-            return self.ours(count)._backend.parts().lm.module
+            return self.ours(count)._backend.pipeline().lm.module
         if self.theirs is None:
             self.theirs = AutoModelForCausalLM.from_pretrained(self.path, dtype="float32").eval()
         return self.theirs

@@ -298,7 +298,7 @@ def load(folder: str, name: str, **trainer: Any) -> Any:
     config = zero_shot(f"{folder}/{name}", "prompt response", tokens=NEW_TOKENS, prompt=prompt, trainer=trainer)
     config["generation"]["min_new_tokens"] = NEW_TOKENS
     model = Model(config, quiet=True)
-    model._backend.parts()
+    model._backend.pipeline()
     return model
 
 
@@ -345,7 +345,7 @@ def fit(folder: str, name: str, room: int) -> Row:
     from partita.lm.base import GenerationRequest
 
     model = load(folder, name)
-    pipeline = model._backend.parts()
+    pipeline = model._backend.pipeline()
     prompts = [pipeline.lm.tokenizer(row["prompt"])["input_ids"] for row in questions(folder)]
     longest = max(prompts, key=len)
     rng = random.Random(0)

@@ -35,7 +35,7 @@ def test_a_finished_run_answers_in_int8_and_keeps_its_weights(
     exact.predict(rows, tmp_path / "answers.jsonl")
     int8 = Model.load(run, overrides=[INT8], quiet=True)
     assert len(list(int8.predict(rows, tmp_path / "other.jsonl"))) == 8
-    pipelines = [model._backend.parts() for model in (exact, int8)]  # type: ignore[attr-defined]
+    pipelines = [model._backend.pipeline() for model in (exact, int8)]  # type: ignore[attr-defined]
     assert [bool(int8_layers(pipeline.lm.module)) for pipeline in pipelines] == [False, True]
     with pytest.raises(ResumeError, match="holds answers of another job: model changed"):  # another number format
         int8.predict(rows, tmp_path / "answers.jsonl")

@@ -50,7 +50,7 @@ def make_rows(count: int) -> list[dict[str, Any]]:
                 "count": number % 4,
                 "reply": f"they are {label}",
                 "object": {"label": label, "count": number % 4},
-                "parts": [label, "red"] if label != "red" else ["red"],
+                "pipeline": [label, "red"] if label != "red" else ["red"],
             }
         )
     return rows
@@ -77,14 +77,16 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     ),
     "number": (simple({"name": "count", "type": "number"}), make_rows(ROWS)),
     "json": (simple({"name": "object", "type": "json"}, generation={"max_new_tokens": 24}), make_rows(ROWS)),
-    "set": (simple({"name": "parts", "type": "set", "decoder": {"labels": LABELS}}), make_rows(ROWS)),
+    "set": (simple({"name": "pipeline", "type": "set", "decoder": {"labels": LABELS}}), make_rows(ROWS)),
     "several outputs": (
         simple(CATEGORY, {"name": "count", "type": "number"}, generation={"max_new_tokens": 24}),
         make_rows(ROWS),
     ),
     "head of a category": (simple(CATEGORY, base_model=MODEL | BERT, generation={}), make_rows(ROWS)),
     "head of a set": (
-        simple({"name": "parts", "type": "set", "decoder": {"labels": LABELS}}, base_model=MODEL | BERT, generation={}),
+        simple(
+            {"name": "pipeline", "type": "set", "decoder": {"labels": LABELS}}, base_model=MODEL | BERT, generation={}
+        ),
         make_rows(ROWS),
     ),
     "head of a number": (
@@ -213,7 +215,7 @@ def test_the_prompt_of_a_dialogue_is_the_last_question(tmp_path: Path) -> None:
 
 
 def test_the_content_of_a_row_is_that_of_the_data_whatever_the_model_reads_of_it(tmp_path: Path) -> None:
-    frame = pd.DataFrame([row | {"object": None, "parts": None} for row in make_rows(30)])
+    frame = pd.DataFrame([row | {"object": None, "pipeline": None} for row in make_rows(30)])
     frame.to_parquet(tmp_path / "test.parquet")
     contents = []
     for name, column in (("text", "text"), ("reply", "reply")):
@@ -388,13 +390,13 @@ def test_two_ranks_record_what_one_process_records(tmp_path: Path) -> None:
     config = simple(CATEGORY, trainer={"type": "none", "batch_size": 4}, data={"source": str(tmp_path / "rows.jsonl")})
 
     def build() -> Any:
-        return LocalBackend(RunContext(load_config(config), quiet=True)).parts()
+        return LocalBackend(RunContext(load_config(config), quiet=True)).pipeline()
 
-    def record(group: Any, parts: Any, folder: Path) -> None:
+    def record(group: Any, pipeline: Any, folder: Path) -> None:
         dataset = build_eval_dataset(
-            parts, open_rows(make_rows(20), folder=Path()), split="test", ledger=Ledger(None, max_bad_rows=0)
+            pipeline, open_rows(make_rows(20), folder=Path()), split="test", ledger=Ledger(None, max_bad_rows=0)
         )
-        evaluator = LocalEvaluator(parts, BatchSizeTuner(parts, cache=Cache.of_user(), process_group=group))
+        evaluator = LocalEvaluator(pipeline, BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=group))
         evaluate_dataset(evaluator, dataset, record=RecordedEvaluation(folder, "test"))
 
     record(ThreadGroup.of(1)[0], build(), tmp_path / "one")

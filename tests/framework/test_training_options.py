@@ -69,7 +69,7 @@ def test_bf16_computes_nearly_the_same_and_keeps_float32_weights(colours: Any, t
     model, mixed = train(colours, tmp_path / "mixed", trainer={"mixed_precision": "bf16"})
     assert losses(mixed) != losses(plain)
     assert losses(mixed) == pytest.approx(losses(plain), rel=0.05)
-    assert {parameter.dtype for parameter in model._backend.parts().lm.module.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in model._backend.pipeline().lm.module.parameters()} == {torch.float32}
 
 
 @pytest.mark.long

@@ -174,7 +174,7 @@ def predicted(name: str) -> dict[str, Any]:
     from partita.data.formatting.row_tokenizer import RowTokenizer
     from partita.data.sources.sources import open_rows
     from partita.generation.generator import LocalGenerator
-    from partita.generation.job import PredictionParts
+    from partita.generation.job import PredictionPipeline
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.predict import PredictionFiles, predict_rows
     from partita.lm.base import GenerationOptions
@@ -184,7 +184,7 @@ def predicted(name: str) -> dict[str, Any]:
     lm, plan = ScriptedModel(lambda prompt: prompt[:20]), config()
     rows = open_rows(name, folder=Path())
     check_columns(rows, plan, supervised=False)
-    parts = PredictionParts(
+    pipeline = PredictionPipeline(
         config=plan,
         generator=LocalGenerator(lm),
         row_tokenizer=RowTokenizer(Formatter(plan, tokenizer=lm.tokenizer, labels={}, retriever=None)),
@@ -194,7 +194,7 @@ def predicted(name: str) -> dict[str, Any]:
     )
     fingerprint = {"model": "scripted", "data": "rows"}
     files = PredictionFiles(journal=Path("journal.jsonl"), output=Path("out.jsonl"), fingerprint=fingerprint)
-    predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(32), bad=rows.bad)
+    predict_rows(pipeline, rows, files, budget=lambda prompts: BatchBudget(32), bad=rows.bad)
     with Path("out.jsonl").open(encoding="utf8") as lines:
         statuses = Counter(json.loads(line)["status"] for line in lines)
     return {"outcome": "answered", "rows": len(rows), "bad": len(rows.bad), "statuses": statuses, "said": 0}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from partita.backends.context import RunContext
 from partita.backends.reward_models import check_columns_of_reward, load_best_of
@@ -15,12 +15,12 @@ from partita.data.ledger import Ledger
 from partita.export.options import ExportOptions
 from partita.export.report import ExportReport
 from partita.generation.best_of import BestOf
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, predict_rows
 from partita.generation.prompts import PromptSource
 from partita.generation.tables import check_output
-from partita.pipeline.build import PipelineParts
+from partita.pipeline.build import AnyPipeline, Pipeline
 from partita.pipeline.eval_dataset import build_eval_dataset, tokens_made_once
 from partita.pipeline.evaluate import Evaluation, Evaluator, evaluate_dataset
 from partita.pipeline.fingerprint import answer_fingerprint, journal_path
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from partita.simulation.report import SimulationReport
 
 logger = logging.getLogger(__name__)
-
-Parts = TypeVar("Parts", bound=PipelineParts)
 
 Metrics = dict[str, dict[str, Any]]
 """Metrics by output: numbers, and tables such as the metrics of each label."""
@@ -95,8 +93,8 @@ class Backend(ABC):
     # What a backend implements
 
     @abstractmethod
-    def parts(self) -> PipelineParts:
-        """Return the parts for prediction, with the model of the last training, of the run, or the base model."""
+    def pipeline(self) -> Pipeline:
+        """Return the pipeline for prediction, with the model of the last training, of the run, or the base model."""
 
     @abstractmethod
     def prediction_budget(self, prompts: PromptSource, *, batch_size: int | None) -> BatchBudget:
@@ -148,15 +146,15 @@ class Backend(ABC):
 
     # What all backends do alike
 
-    def with_reward(self, parts: Parts) -> Parts:
-        """Return the parts for `predict` and `evaluate`: with `generation.best_of`, also the reward model, loaded."""
+    def with_reward(self, pipeline: AnyPipeline) -> AnyPipeline:
+        """Return the pipeline for `predict` and `evaluate`: also with the reward model of `generation.best_of`."""
         if self.context.config.generation.best_of is None:
-            return parts
+            return pipeline
         if self._best_of is None:
             with synchronized_errors(self.context.process_group, "loading the reward model"):
-                tokenizer = parts.generator.tokenizer
-                self._best_of = load_best_of(self.context, parts.generation, tokenizer=tokenizer)
-        return replace(parts, best_of=self._best_of)
+                tokenizer = pipeline.generator.tokenizer
+                self._best_of = load_best_of(self.context, pipeline.generation, tokenizer=tokenizer)
+        return replace(pipeline, best_of=self._best_of)
 
     def refuse_best_of(self, verb: str) -> None:
         """Raise ConfigError if the file asks for several answers, of which the verb draws one."""
@@ -171,7 +169,7 @@ class Backend(ABC):
                 self.context,
                 dataset,
                 options,
-                load=lambda: self.with_reward(self.parts()),
+                load=lambda: self.with_reward(self.pipeline()),
                 weights=lambda: self.context.weights,
                 budget=lambda prompts: self.prediction_budget(prompts, batch_size=options.batch_size),
             )
@@ -181,12 +179,12 @@ class Backend(ABC):
     def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
         """Compute metrics on labeled rows; see `Model.evaluate`."""
         context, process_group = self.context, self.context.process_group
-        parts = self.with_reward(self.parts())
+        pipeline = self.with_reward(self.pipeline())
         ledger = Ledger(None, max_bad_rows=1.0)
-        with tokens_made_once(process_group, parts, folder=context.output_folder) as tokenizing:
+        with tokens_made_once(process_group, pipeline, folder=context.output_folder) as tokenizing:
             with synchronized_errors(process_group, "reading the rows"), waiting("reading the rows", line=False):
                 split, rows = context.evaluation_rows() if dataset is None else (None, context.open_dataset(dataset))
-                check_columns_of_reward(rows, parts.best_of)
+                check_columns_of_reward(rows, pipeline.best_of)
                 eval_dataset = build_eval_dataset(tokenizing, rows, split="test", ledger=ledger)
             ledger.log_warnings()
             counts = ledger.split("test")
@@ -222,7 +220,7 @@ def predict_dataset(
     dataset: Any,
     options: PredictOptions,
     *,
-    load: Callable[[], PredictionParts],
+    load: Callable[[], PredictionPipeline],
     weights: Callable[[], Path | None],
     budget: Callable[[PromptSource], BatchBudget],
 ) -> "Predictions":
@@ -252,12 +250,12 @@ def predict_dataset(
             context.check_not_read(output, dataset)
 
         process_group.run_on_rank_zero(check, "the file of predictions")
-    parts = load()
+    pipeline = load()
     with synchronized_errors(process_group, "opening the data"):
         rows = context.open_dataset(dataset)
         check_columns(rows, config, supervised=False)
-        check_columns_of_reward(rows, parts.best_of)
-    fingerprint = answer_fingerprint(parts, rows, result=weights(), folder=context.loaded.folder)
+        check_columns_of_reward(rows, pipeline.best_of)
+    fingerprint = answer_fingerprint(pipeline, rows, result=weights(), folder=context.loaded.folder)
     files = PredictionFiles(
         journal=journal_path(context.output_folder, output=output, fingerprint=fingerprint),
         fingerprint=fingerprint,
@@ -267,7 +265,7 @@ def predict_dataset(
         fresh=options.fresh,
     )
     return predict_rows(
-        parts, rows, files, budget=budget, bad=rows.bad, progress=context.progress, process_group=process_group
+        pipeline, rows, files, budget=budget, bad=rows.bad, progress=context.progress, process_group=process_group
     )
 
 

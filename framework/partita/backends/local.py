@@ -28,7 +28,7 @@ from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationRequest
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.before_training import ModelBeforeTraining, notes_of
-from partita.pipeline.build import Labels, Pipeline, build_pipeline
+from partita.pipeline.build import Labels, LocalPipeline, build_pipeline
 from partita.pipeline.evaluate import LocalEvaluator
 from partita.pipeline.fingerprint import model_fingerprint
 from partita.pipeline.saved_model import write_metadata
@@ -87,10 +87,10 @@ class LocalBackend(Backend):
     def __init__(self, context: RunContext) -> None:
         """Load nothing; the model is loaded when a verb first needs it."""
         super().__init__(context)
-        self._pipeline: Pipeline | None = None
+        self._pipeline: LocalPipeline | None = None
         self._tuner: BatchSizeTuner | None = None
 
-    def parts(self) -> Pipeline:
+    def pipeline(self) -> LocalPipeline:
         """Return the pipeline for prediction: of the last training, of the run, or for zero-shot of the base model."""
         if self._pipeline is None:
             with synchronized_errors(self.context.process_group, "loading the model"):
@@ -103,10 +103,10 @@ class LocalBackend(Backend):
     def tuner(self) -> BatchSizeTuner:
         """The batch-size tuner of the model in memory."""
         if self._tuner is None:
-            self._tuner = self.new_tuner(self.parts())
+            self._tuner = self.new_tuner(self.pipeline())
         return self._tuner
 
-    def new_tuner(self, pipeline: Pipeline, *, fresh: bool = False) -> BatchSizeTuner:
+    def new_tuner(self, pipeline: LocalPipeline, *, fresh: bool = False) -> BatchSizeTuner:
         """Return a tuner for a model; with `fresh`, it ignores cached sizes."""
         return BatchSizeTuner(pipeline, cache=Cache.of_user(), fresh=fresh, process_group=self.context.process_group)
 
@@ -116,7 +116,7 @@ class LocalBackend(Backend):
 
     def build_pipeline(
         self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
-    ) -> Pipeline:
+    ) -> LocalPipeline:
         """Build the pipeline with a model in this process; see `partita.pipeline.build.build_pipeline`."""
         return build_pipeline(
             self.context.config,
@@ -139,7 +139,7 @@ class LocalBackend(Backend):
         before = ModelBeforeTraining.of_run(context.run, training_rows=lambda: context.open_data().training)
         weight = before.manifest.get("undesirable_weight")
         return LocalEvaluator(
-            self.with_reward(self.parts()),
+            self.with_reward(self.pipeline()),
             self.tuner,
             batch_size=batch_size,
             objective=evaluation_objective(context.config, undesirable_weight=weight),
@@ -284,7 +284,7 @@ class LocalBackend(Backend):
         """Generate text after each prompt; see `Model.generate`."""
         self.check_model("generate")
         self.refuse_best_of("generate")
-        pipeline = self.parts()
+        pipeline = self.pipeline()
         limit = max_new_tokens or pipeline.max_new_tokens
         requests = plain_requests(pipeline.lm, prompts, max_new_tokens=limit)
         lengths = np.array([len(request.input_ids) for request in requests])
@@ -299,7 +299,7 @@ class LocalBackend(Backend):
         return [generated.text for generated in completions]
 
     def stream(
-        self, pipeline: Pipeline, requests: Sequence[GenerationRequest], size: BatchSize
+        self, pipeline: LocalPipeline, requests: Sequence[GenerationRequest], size: BatchSize
     ) -> Iterator[tuple[int, str]]:
         """Yield pairs of a request's index and the next piece of its answer."""
         with self.tuner.work("generation", size) as budget:
@@ -340,7 +340,7 @@ class LocalBackend(Backend):
 
     def agent_model(self) -> AgentModel:
         """Return the model for an agent, loaded."""
-        pipeline = self.parts()
+        pipeline = self.pipeline()
         return AgentModel(
             pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights, folder=pipeline.folder)
         )
@@ -348,7 +348,7 @@ class LocalBackend(Backend):
     def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> ServingEngine:
         """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         self.context.check_single_process()
-        pipeline = self.parts()
+        pipeline = self.pipeline()
         tokens = context_of(pipeline.lm.context_length, context)
         new_tokens = min(pipeline.max_new_tokens, tokens // 2)
         lengths = np.full(MAX_REQUESTS, max(1, tokens - new_tokens))
@@ -360,7 +360,7 @@ class LocalBackend(Backend):
             budget=self.tuner.budget("generation", size),
             context_tokens=tokens,
             max_waiting=max_waiting,
-            parts=self.with_reward(pipeline),
+            row_pipeline=self.with_reward(pipeline),
             weights=self.context.weights,
         )
 
@@ -370,7 +370,7 @@ class LocalBackend(Backend):
         context = self.context
         if context.config.trains and context.run is None:
             return self.tune_training(dataset, fresh=fresh)
-        pipeline = self.with_reward(self.parts())
+        pipeline = self.with_reward(self.pipeline())
         with synchronized_errors(context.process_group, "opening the data"):
             rows = context.evaluation_rows()[1] if dataset is None else context.open_dataset(dataset)
         tuner = self._tuner = self.new_tuner(pipeline, fresh=fresh)
@@ -394,7 +394,7 @@ class LocalBackend(Backend):
 
     def save(self, folder: Path, *, origin: Path | None) -> None:
         """Write the model with the metadata for `Model.load`."""
-        pipeline = self.parts()
+        pipeline = self.pipeline()
         pipeline.lm.save(folder)
         notes = notes_of(self.context.run)
         write_metadata(folder, config=self.context.config, labels=pipeline.labels, origin=origin, notes=notes)
@@ -404,4 +404,4 @@ class LocalBackend(Backend):
         self.check_model("export")
         self.context.check_single_process()
         rows = partial(self.context.rows_to_compare, options.dataset)
-        return export_model(self.parts, options, rows=rows, run=self.context.run)
+        return export_model(self.pipeline, options, rows=rows, run=self.context.run)

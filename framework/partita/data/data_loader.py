@@ -172,7 +172,7 @@ class DataLoader:
             raise ResumeError(
                 "a state must be loaded before the first iterator is created; create a new DataLoader and load it there"
             )
-        epoch, position = parts_of(state)
+        epoch, position = epoch_and_position(state)
         self._loader.load_data_position(position)
         self._position = self._loader.data_position
         # If the data has changed, data.resume may have put the position at the beginning of an epoch.
@@ -309,7 +309,7 @@ def sized(config: Config, batch_size: int | None) -> tuple[Config, int]:
     return config.model_copy(update={"trainer": trainer}), size
 
 
-def parts_of(state: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+def epoch_and_position(state: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return the epoch and the position of a saved state. Raise ResumeError if it is malformed."""
     version = state.get("version") if isinstance(state, Mapping) else None
     if version != STATE_VERSION:

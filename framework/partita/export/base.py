@@ -13,7 +13,7 @@ from partita.lm.exporting import refuse_int8
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.precision import quantized_layers
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita_schema.errors import ModelError
 
 EXACT = 1e-4
@@ -47,7 +47,7 @@ class Exporter(ABC):
     """Writes a model in one format, and answers prompts with the written files."""
 
     lm: AnyModel
-    pipeline: Pipeline
+    pipeline: LocalPipeline
     options: ExportOptions
     folder: Path
     """The folder to write, which gets the name `options.output` when it is complete."""

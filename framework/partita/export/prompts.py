@@ -11,7 +11,7 @@ from partita.data.rows import Rows
 from partita.generation.requests import usable_lengths
 from partita.lm.base import GenerationRequest
 from partita.lm.loaded_model import LoadedModel
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, PartitaError
 from partita_schema.rows import check_rows
@@ -43,7 +43,7 @@ class CheckPrompts:
 
 
 def check_prompts(
-    pipeline: Pipeline, lm: LoadedModel, rows: Callable[[], tuple[str, Rows]], *, must_exist: bool
+    pipeline: LocalPipeline, lm: LoadedModel, rows: Callable[[], tuple[str, Rows]], *, must_exist: bool
 ) -> CheckPrompts:
     """Return the prompts of rows, or generic ones if there are no rows.
 
@@ -71,7 +71,7 @@ def check_prompts(
     return generic_prompts(pipeline, lm)
 
 
-def prompts_of_rows(pipeline: Pipeline, lm: LoadedModel, rows: Rows, *, name: str) -> CheckPrompts:
+def prompts_of_rows(pipeline: LocalPipeline, lm: LoadedModel, rows: Rows, *, name: str) -> CheckPrompts:
     """Return the prompts of evenly spaced rows; rows that cannot be used are left out.
 
     Args:
@@ -97,7 +97,7 @@ def prompts_of_rows(pipeline: Pipeline, lm: LoadedModel, rows: Rows, *, name: st
     )
 
 
-def generic_prompts(pipeline: Pipeline, lm: LoadedModel) -> CheckPrompts:
+def generic_prompts(pipeline: LocalPipeline, lm: LoadedModel) -> CheckPrompts:
     """Return prompts of random tokens, the same for each tokenizer."""
     rng = random.Random(0)
     shortest, longest = LENGTHS
@@ -112,7 +112,7 @@ def generic_prompts(pipeline: Pipeline, lm: LoadedModel) -> CheckPrompts:
     )
 
 
-def limits_of(pipeline: Pipeline, lm: LoadedModel, lengths: list[int]) -> list[int]:
+def limits_of(pipeline: LocalPipeline, lm: LoadedModel, lengths: list[int]) -> list[int]:
     """Return the maximum tokens of the answers to prompts of these lengths; 0 for a prompt that does not fit."""
     most = NUM_TOKENS if pipeline.generation.labels else min(NUM_TOKENS, pipeline.max_new_tokens)
     most = 1 if lm.head is not None else max(1, most)

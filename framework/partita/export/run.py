@@ -18,7 +18,7 @@ from partita.export.report import AnswerAgreement, ExportReport, compare_answers
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.pipeline.before_training import notes_of
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.runs.waiting import waiting
 from partita_schema.common.text import describe_error
 
@@ -34,7 +34,7 @@ EXPORTERS: dict[ExportFormat, type[Exporter]] = {
 
 
 def export_model(
-    pipeline: Callable[[], Pipeline],
+    load_pipeline: Callable[[], LocalPipeline],
     options: ExportOptions,
     *,
     rows: Callable[[], tuple[str, Rows]],
@@ -45,7 +45,7 @@ def export_model(
     The folder is complete, with its report, or is not there: files are written to a folder next to it until then.
 
     Args:
-        pipeline: Loads the model.
+        load_pipeline: Loads the model.
         options: What to export.
         rows: Returns rows whose prompts are answered, and what they are; raises PartitaError if there are none.
         run: The run's directory; None for a model without a run.
@@ -56,13 +56,13 @@ def export_model(
     options.check()
     exporter_class = EXPORTERS[options.to]
     exporter_class.check_options(options)
-    parts = pipeline()
-    assert isinstance(parts.lm, HuggingFaceModel | HeadModel), "an embedding bag is refused before"
-    exporter = exporter_class(parts.lm, parts, options, partial_folder(options.output), notes_of(run))
+    pipeline = load_pipeline()
+    assert isinstance(pipeline.lm, HuggingFaceModel | HeadModel), "an embedding bag is refused before"
+    exporter = exporter_class(pipeline.lm, pipeline, options, partial_folder(options.output), notes_of(run))
     exporter.check_model()
-    prompts = check_prompts(parts, parts.lm, rows, must_exist=options.dataset is not None)
+    prompts = check_prompts(pipeline, pipeline.lm, rows, must_exist=options.dataset is not None)
     with waiting("answering with the model", line=False):
-        answers = model_answers(parts.lm, prompts)
+        answers = model_answers(pipeline.lm, prompts)
     with completed(exporter.folder, options.output):
         with waiting(f"writing {options.output}", line=False):
             exporter.write()
@@ -71,7 +71,7 @@ def export_model(
         agreement = AnswerAgreement(None)
         if asked is not None:
             agreement = compare_answers(
-                prompts, answers, asked.answers, decode=parts.lm.tokenizer.decode, tolerance=exporter.tolerance
+                prompts, answers, asked.answers, decode=pipeline.lm.tokenizer.decode, tolerance=exporter.tolerance
             )
         report = ExportReport(
             folder=str(options.output),

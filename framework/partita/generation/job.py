@@ -120,7 +120,7 @@ class Tally:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictionParts:
+class PredictionPipeline:
     """What turns rows into predictions."""
 
     config: Config

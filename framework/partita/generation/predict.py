@@ -20,7 +20,7 @@ import numpy as np
 
 from partita.data.rows import BadRow
 from partita.generation.all_rows import AllRows
-from partita.generation.job import PredictionJob, PredictionParts, Tally
+from partita.generation.job import PredictionJob, PredictionPipeline, Tally
 from partita.generation.journals import JobJournal, open_journals
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, Predictions, PredictionStats
@@ -96,7 +96,7 @@ class PredictionFiles:
 
 
 def predict_rows(
-    parts: PredictionParts,
+    pipeline: PredictionPipeline,
     rows: PromptRows,
     files: PredictionFiles,
     *,
@@ -110,7 +110,7 @@ def predict_rows(
     The ranks of `process_group` share the rows, and each returns all predictions.
 
     Args:
-        parts: The model, and what turns rows into prompts and answers into values.
+        pipeline: The model, and what turns rows into prompts and answers into values.
         rows: The readable rows.
         files: The journal and the output.
         budget: Returns the batch budget for the prompts; it is lowered when memory runs out.
@@ -123,13 +123,13 @@ def predict_rows(
         WriteError: The journal or the output cannot be written.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, after all answers so far are on disk.
     """
-    fingerprint = {**files.fingerprint, "answers": _answers_part(parts)}
+    fingerprint = {**files.fingerprint, "answers": _answers_input(pipeline)}
     rows = AllRows(rows, bad)
     prompts = _encode_prompts(
-        parts, rows, fingerprint=fingerprint_of(fingerprint), progress=progress, process_group=process_group
+        pipeline, rows, fingerprint=fingerprint_of(fingerprint), progress=progress, process_group=process_group
     )
     _warn_of_cut(prompts)
-    job = parts.prediction_job(prompts, budget, rows=rows, process_group=process_group)
+    job = pipeline.prediction_job(prompts, budget, rows=rows, process_group=process_group)
     with (
         job.generation.settings.budget.guard(),
         terminate_as_interrupt(),
@@ -144,7 +144,7 @@ def predict_rows(
     ):
         stats = _fill(journals, job, progress=progress)
     _warn_of_unanswered(stats)
-    predictions = Predictions(rows, files.journal, config=parts.config, decoder=parts.decoder, stats=stats)
+    predictions = Predictions(rows, files.journal, config=pipeline.config, decoder=pipeline.decoder, stats=stats)
     output = files.output
     if output is not None:
         process_group.run_on_rank_zero(
@@ -155,7 +155,7 @@ def predict_rows(
 
 
 def _encode_prompts(
-    parts: PredictionParts,
+    pipeline: PredictionPipeline,
     rows: AllRows,
     *,
     fingerprint: str,
@@ -165,7 +165,7 @@ def _encode_prompts(
     """Tokenize the prompts of all rows, with a progress display if there are many.
 
     Args:
-        parts: What turns rows into prompts.
+        pipeline: What turns rows into prompts.
         rows: Readable and unreadable rows.
         fingerprint: Hash of what determines an answer.
         progress: Opens a progress display.
@@ -175,8 +175,8 @@ def _encode_prompts(
     with _display(shown, "reading", total=len(rows)) as display:
         return EncodedPrompts(
             rows,
-            parts.row_tokenizer,
-            parts.row_schema,
+            pipeline.row_tokenizer,
+            pipeline.row_schema,
             fingerprint=fingerprint,
             progress=display.advance,
             process_group=process_group,
@@ -203,11 +203,11 @@ def _warn_of_unanswered(stats: PredictionStats) -> None:
         )
 
 
-def _answers_part(parts: PredictionParts) -> str:
-    """Return the part of the fingerprint for the length of answers, the seed of sampled ones, and the reward model."""
-    texts = [f"max_new_tokens {parts.max_new_tokens}"]
-    texts += [f"seed {parts.config.sampling_seed}"] if parts.generation.do_sample else []
-    texts += [f"reward {parts.best_of.reward.fingerprint}"] if parts.best_of is not None else []
+def _answers_input(pipeline: PredictionPipeline) -> str:
+    """Return the input of the fingerprint for the length of answers, the seed of sampled ones, and the reward model."""
+    texts = [f"max_new_tokens {pipeline.max_new_tokens}"]
+    texts += [f"seed {pipeline.config.sampling_seed}"] if pipeline.generation.do_sample else []
+    texts += [f"reward {pipeline.best_of.reward.fingerprint}"] if pipeline.best_of is not None else []
     return ", ".join(texts)
 
 
@@ -243,7 +243,7 @@ def _fill(journals: JobJournal, job: PredictionJob, *, progress: ShowProgress | 
 
 
 def generate_for_rows(
-    parts: PredictionParts,
+    pipeline: PredictionPipeline,
     rows: PromptRows,
     *,
     budget: BatchBudget,
@@ -257,15 +257,15 @@ def generate_for_rows(
     answers of some rows.
 
     Args:
-        parts: The model, and what turns rows into prompts and answers into values.
+        pipeline: The model, and what turns rows into prompts and answers into values.
         rows: The rows.
         budget: The batch budget; lowered when memory runs out.
         progress: Opens a progress display.
         description: Text of the progress display.
         process_group: The ranks that share the rows.
     """
-    prompts = EncodedPrompts(rows, parts.row_tokenizer, parts.row_schema, process_group=process_group)
-    job = parts.prediction_job(prompts, lambda prompts: budget, rows=rows, process_group=process_group)
+    prompts = EncodedPrompts(rows, pipeline.row_tokenizer, pipeline.row_schema, process_group=process_group)
+    job = pipeline.prediction_job(prompts, lambda prompts: budget, rows=rows, process_group=process_group)
     tally, answered, shown = Tally(), process_group.shared_counter("answered rows"), 0
     with _display(progress, description, total=len(rows)) as display:
         for answers in job.completions(done=np.zeros(len(rows), dtype=np.bool_), attempts=lambda row: 0, tally=tally):

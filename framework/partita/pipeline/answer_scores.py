@@ -17,7 +17,7 @@ from partita.lm.base import GenerationRequest
 from partita.lm.reward_model import RewardModel
 from partita.outputs.registry import output_type
 from partita.pipeline.batch_sizes import BatchSizeTuner
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
@@ -39,7 +39,7 @@ class AnswerScore:
 class AnswerScorer:
     """Scores answers with a reward model in this process."""
 
-    def __init__(self, pipeline: Pipeline, tuner: BatchSizeTuner) -> None:
+    def __init__(self, pipeline: LocalPipeline, tuner: BatchSizeTuner) -> None:
         """Use a loaded reward model.
 
         Args:

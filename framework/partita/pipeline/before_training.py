@@ -17,7 +17,7 @@ from partita.lm.base import GenerativeModel
 from partita.lm.exporting import origin
 from partita.lm.load_model import load_model
 from partita.lm.trained_model import TrainedModel
-from partita.pipeline.build import Pipeline, initial_batches
+from partita.pipeline.build import LocalPipeline, initial_batches
 from partita.runs.manifest import read_manifest
 from partita.runs.start_of_training import ORIGIN, num_kept_rounds, round_folder
 from partita_schema.config import Config
@@ -58,7 +58,7 @@ class ModelBeforeTraining:
         return cls(run, saved, manifest, training_rows)
 
     @contextmanager
-    def opened(self, pipeline: Pipeline) -> Iterator[GenerativeModel]:
+    def opened(self, pipeline: LocalPipeline) -> Iterator[GenerativeModel]:
         """Yield the model before training; only inside the context.
 
         Args:
@@ -85,7 +85,7 @@ class ModelBeforeTraining:
         """Return whether training began with the weights with this hash, as far as it is recorded."""
         return bool(found == self.manifest.get(ORIGIN, found))
 
-    def load(self, pipeline: Pipeline) -> GenerativeModel:
+    def load(self, pipeline: LocalPipeline) -> GenerativeModel:
         """Load the model as training began with it. Raises PartitaError if it cannot be loaded, or has changed."""
         config: Config = pipeline.config
         tokenizer = pipeline.lm.tokenizer
@@ -106,7 +106,7 @@ class ModelBeforeTraining:
 def complete_references(
     objective: RelativeObjective,
     before: ModelBeforeTraining,
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     batches: Iterable[Batch],
     *,
     process_group: ProcessGroup,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from partita.data.batching.collate import EvaluationBatches
 from partita.data.column_checks import has_answers
@@ -20,7 +20,7 @@ from partita.data.tokenizer_texts import tokenizer_texts
 from partita.generation.answer_lengths import DEFAULT_NEW_TOKENS, default_new_tokens, new_tokens_by_output
 from partita.generation.engine import EngineSupport, refuse_without_slots
 from partita.generation.generator import Generator, LocalGenerator
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.generation.requests import AnswerSequence
 from partita.lm.bag_model import load_bag
 from partita.lm.base import AnswerContext, GenerationOptions, GenerativeModel, Label
@@ -49,7 +49,7 @@ NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineParts(PredictionParts):
+class Pipeline(PredictionPipeline):
     """Everything that a verb needs, wherever the model is."""
 
     row_tokenizer: RowTokenizer
@@ -62,12 +62,15 @@ class PipelineParts(PredictionParts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(PipelineParts):
+class LocalPipeline(Pipeline):
     """Everything that a verb needs, with a model in this process."""
 
     lm: GenerativeModel
     trainable: bool
     """Whether the model is loaded for training."""
+
+
+AnyPipeline = TypeVar("AnyPipeline", bound=Pipeline)
 
 
 class CheckpointedModel(EngineSupport, Protocol):
@@ -92,8 +95,8 @@ def build_pipeline(
     saved: Path | None = None,
     tokenizer_folder: Path | None = None,
     trainable: bool,
-) -> Pipeline:
-    """Load the model and build all parts of a run.
+) -> LocalPipeline:
+    """Load the model and build the pipeline of a run.
 
     Args:
         config: The configuration.
@@ -141,8 +144,8 @@ def build_pipeline(
             labels = {**labels, config.head_output.name: lm.head.labels}
     generator = LocalGenerator(lm)
     row_tokenizer = new_row_tokenizer(lm.context_length, lm.answer_context)
-    parts = prediction_parts(config, lm, generator, row_tokenizer, folder=folder, labels=labels)
-    return Pipeline(**vars(parts), lm=lm, trainable=trainable)
+    pipeline = assemble_pipeline(config, lm, generator, row_tokenizer, folder=folder, labels=labels)
+    return LocalPipeline(**vars(pipeline), lm=lm, trainable=trainable)
 
 
 def head_of(config: Config, labels: Labels) -> Head | None:
@@ -158,7 +161,7 @@ def labels_of_bag(config: Config, labels: Labels, row_tokenizer: RowTokenizer) -
     return scored_labels(output, labels, row_tokenizer, at="base_model.vocab_size", advice=advice)
 
 
-def prediction_parts(
+def assemble_pipeline(
     config: Config,
     model: CheckpointedModel,
     generator: Generator,
@@ -166,8 +169,8 @@ def prediction_parts(
     *,
     folder: Path,
     labels: Labels,
-) -> PipelineParts:
-    """Build the parts for prediction.
+) -> Pipeline:
+    """Build the pipeline of a model that is loaded, in this process or on workers.
 
     Args:
         config: The configuration.
@@ -194,7 +197,7 @@ def prediction_parts(
     if config.answers_in_sequence:
         sequence = answer_sequence(config, generation, row_tokenizer, labels=labels, otherwise=otherwise)
         needed = sequence.max_tokens()
-    return PipelineParts(
+    return Pipeline(
         config=config,
         generator=generator,
         folder=folder,

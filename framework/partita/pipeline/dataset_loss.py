@@ -13,7 +13,7 @@ from partita.data.sources.mixed import row_indices_by_source
 from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget, run_with_oom_backoff
 from partita.lm.base import GenerativeModel
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita_schema.common.text import counted
 from partita_schema.errors import OutOfMemory
 from partita_schema.sections.data import Data
@@ -104,7 +104,7 @@ class BatchLoss:
 
 
 def dataset_loss(
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     encoded: TokenizedDataset,
     *,
     budget: BatchBudget,
@@ -120,7 +120,7 @@ def dataset_loss(
     rows and return the same losses.
 
     Args:
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         encoded: Tokenized rows with loss tokens.
         budget: The batch budget; lowered when memory runs out.
         data: The `data` section of a mix; adds `loss/SOURCE` for each source.

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -20,15 +19,13 @@ from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset
-from partita.pipeline.build import PipelineParts
+from partita.pipeline.build import AnyPipeline, Pipeline
 from partita_schema.config import Config
 from partita_schema.rows import check_rows, row_schema
 from partita_trainers.process_group import ProcessGroup
 
 TOKENS_OF_RANKS = ".tokens-"
 """Prefix of the temporary folders in which the ranks of a job share tokens."""
-
-AnyParts = TypeVar("AnyParts", bound=PipelineParts)
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,14 @@ class EvalDataset:
 
 
 def build_eval_dataset(
-    parts: PipelineParts, rows: Rows, *, split: str, ledger: Ledger, known_labels: bool = False
+    pipeline: Pipeline, rows: Rows, *, split: str, ledger: Ledger, known_labels: bool = False
 ) -> EvalDataset:
     """Check and tokenize labeled rows; a dialogue becomes one row per answer.
 
     Rows whose label is unknown are left out, because no answer can equal it.
 
     Args:
-        parts: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         rows: Rows with answers.
         split: Name of the split in the ledger.
         ledger: Counts the rows that cannot be used.
@@ -69,24 +66,24 @@ def build_eval_dataset(
     Raises:
         DataError: A column is missing, or too many rows are invalid.
     """
-    check_columns(rows, parts.config, supervised=True)
+    check_columns(rows, pipeline.config, supervised=True)
     if not known_labels:
-        rows = rows_with_known_labels(rows, parts.config, parts.labels, ledger=ledger, split=split)
-    encode = TokenizedDataset.build if parts.tokens is None else parts.tokens.encode
-    if parts.config.plain_text and not parts.config.compares_answers:
-        documents = encode(rows, replace(parts.row_tokenizer, max_length=None), ledger=ledger, split=split)
+        rows = rows_with_known_labels(rows, pipeline.config, pipeline.labels, ledger=ledger, split=split)
+    encode = TokenizedDataset.build if pipeline.tokens is None else pipeline.tokens.encode
+    if pipeline.config.plain_text and not pipeline.config.compares_answers:
+        documents = encode(rows, replace(pipeline.row_tokenizer, max_length=None), ledger=ledger, split=split)
         rows = rows.select(documents.indices_N)
-        pieces = evaluation_pieces(documents, parts.row_tokenizer, text_bytes=count_bytes(parts.config, rows))
+        pieces = evaluation_pieces(documents, pipeline.row_tokenizer, text_bytes=count_bytes(pipeline.config, rows))
         return EvalDataset(rows, pieces, np.searchsorted(documents.indices_N, pieces.indices_N))
     answers = build_eval_rows(
-        rows, parts.row_tokenizer.expander, parts.config, parts.labels, ledger=ledger, split=split
+        rows, pipeline.row_tokenizer.expander, pipeline.config, pipeline.labels, ledger=ledger, split=split
     )
-    encoded = encode(answers.learned, parts.row_tokenizer, ledger=ledger, split=split)
+    encoded = encode(answers.learned, pipeline.row_tokenizer, ledger=ledger, split=split)
     usable = answers.usable(encoded.indices_N)
     number_of = np.full(len(answers.scored), -1)
     number_of[usable] = np.arange(len(usable))
     answer_of_N = number_of[answers.answer_of_N[encoded.indices_N]]
-    expected_N = good_answers(encoded, answer_of_N) if parts.config.output_features[0].has_label else None
+    expected_N = good_answers(encoded, answer_of_N) if pipeline.config.output_features[0].has_label else None
     return EvalDataset(answers.scored.select(usable), encoded, answer_of_N, expected_N)
 
 
@@ -118,13 +115,13 @@ def remove_tokens(folder: Path) -> None:
 
 
 @contextmanager
-def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Path) -> Iterator[AnyParts]:
-    """Yield the parts of a run with a token cache in `folder`, so that one rank tokenizes for all ranks.
+def tokens_made_once(process_group: ProcessGroup, pipeline: AnyPipeline, *, folder: Path) -> Iterator[AnyPipeline]:
+    """Yield the pipeline of a run with a token cache in `folder`, so that one rank tokenizes for all ranks.
 
-    The parts are yielded unchanged in a single process, and if the file asks for a persistent token cache.
+    It is yielded unchanged in a single process, and if the file asks for a persistent token cache.
     """
-    if process_group.world_size == 1 or parts.tokens is not None:
-        yield parts
+    if process_group.world_size == 1 or pipeline.tokens is not None:
+        yield pipeline
         return
 
     def make_folder() -> Path:
@@ -133,7 +130,7 @@ def tokens_made_once(process_group: ProcessGroup, parts: AnyParts, *, folder: Pa
 
     shared_folder = process_group.run_on_rank_zero(make_folder, "a folder for tokens")
     try:
-        yield replace(parts, tokens=TokenCache(shared_folder, lasting=False))
+        yield replace(pipeline, tokens=TokenCache(shared_folder, lasting=False))
         process_group.all_gather_object(None, "tokens that are not needed any more")
     finally:
         if process_group.rank == 0:

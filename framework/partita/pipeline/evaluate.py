@@ -18,7 +18,7 @@ from partita.generation.predictions import answer_of
 from partita.outputs.scores import OutputScores, Scorer
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.before_training import ModelBeforeTraining, complete_references
-from partita.pipeline.build import Pipeline, PipelineParts
+from partita.pipeline.build import LocalPipeline, Pipeline
 from partita.pipeline.dataset_loss import DatasetLoss, dataset_loss, evaluation_batches
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.pipeline.row_recorder import RecordedEvaluation, RowRecorder, ScoredRow, open_recorder
@@ -39,7 +39,7 @@ class Evaluator(Protocol):
     """Runs the two parts of an evaluation on a backend."""
 
     @property
-    def parts(self) -> PipelineParts:
+    def pipeline(self) -> Pipeline:
         """The model, and what turns rows into prompts and answers into values."""
 
     @property
@@ -90,18 +90,18 @@ def evaluate_dataset(
     Raises:
         OSError: The results of the rows cannot be written.
     """
-    parts, process_group, count = evaluator.parts, evaluator.process_group, dataset.num_expected
-    answered = generated and is_answered(parts.config) and count > 0
+    pipeline, process_group, count = evaluator.pipeline, evaluator.process_group, dataset.num_expected
+    answered = generated and is_answered(pipeline.config) and count > 0
     is_whole = max_rows is None or not answered or max_rows >= count
     loss = evaluator.loss(dataset.encoded)
     with open_recorder(
-        record, parts.config, dataset, loss, is_whole=is_whole, answered=answered, process_group=process_group
+        record, pipeline.config, dataset, loss, is_whole=is_whole, answered=answered, process_group=process_group
     ) as recorder:
         scores = None
         if answered:
             with evaluator.generation_budget(dataset.rows) as budget:
                 scores = score(
-                    parts,
+                    pipeline,
                     dataset.rows,
                     expected_N=dataset.expected_N,
                     budget=budget,
@@ -133,7 +133,7 @@ class LocalEvaluator:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: LocalPipeline,
         tuner: BatchSizeTuner,
         *,
         sizes: BatchSizes | None = None,
@@ -145,7 +145,7 @@ class LocalEvaluator:
         """Set up the evaluator.
 
         Args:
-            pipeline: The parts of the run.
+            pipeline: The model, tokenizer and decoder of the run.
             tuner: Finds batch sizes.
             sizes: Sizes that are known; missing ones are found when they are needed.
             batch_size: Size set by the caller, which overrides the config.
@@ -153,7 +153,7 @@ class LocalEvaluator:
             objective: What is computed.
             before_training: The model before training, if the run is finished.
         """
-        self.parts = pipeline
+        self.pipeline = pipeline
         self.tuner = tuner
         self.sizes = sizes or BatchSizes()
         self.batch_size = batch_size
@@ -177,7 +177,7 @@ class LocalEvaluator:
             if not self.knows_references(encoded, batch_size=budget.batch_size):
                 return None
             return dataset_loss(
-                self.parts,
+                self.pipeline,
                 encoded,
                 budget=budget,
                 data=self.mixed_data,
@@ -191,14 +191,14 @@ class LocalEvaluator:
         if self.before_training is None or not isinstance(objective, RelativeObjective) or objective.references is None:
             return True
         own = np.arange(len(encoded))[group.rank :: group.world_size]
-        batches = evaluation_batches(self.parts.lm, encoded, batch_size=batch_size, indices=own)
-        return complete_references(objective, self.before_training, self.parts, batches, process_group=group)
+        batches = evaluation_batches(self.pipeline.lm, encoded, batch_size=batch_size, indices=own)
+        return complete_references(objective, self.before_training, self.pipeline, batches, process_group=group)
 
     @contextmanager
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
         """Guard memory and yield the budget for answers to these rows."""
         if self.sizes.generation is None:
-            lengths, shared = prompt_lengths(self.parts, [rows], process_group=self.process_group)
+            lengths, shared = prompt_lengths(self.pipeline, [rows], process_group=self.process_group)
             size = self.tuner.generation(lengths, shared_tokens=shared, batch_size=self.batch_size)
             self.sizes = replace(self.sizes, generation=size)
         with self.tuner.work("generation", self.sizes.generation) as budget:
@@ -206,7 +206,7 @@ class LocalEvaluator:
 
 
 def score(
-    parts: PipelineParts,
+    pipeline: Pipeline,
     rows: Rows,
     *,
     budget: BatchBudget,
@@ -221,7 +221,7 @@ def score(
     The ranks of `process_group` share the rows and return the same scores.
 
     Args:
-        parts: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         rows: Rows with answers.
         budget: The batch budget; lowered when memory runs out.
         expected_N: Indices of the rows whose answer the model should give, in order. Default: all.
@@ -233,19 +233,21 @@ def score(
     expected_N = np.arange(len(rows)) if expected_N is None else expected_N
     chosen = expected_N[evenly(len(expected_N), max_rows)]
     requested = rows if len(chosen) == len(rows) else rows.select(chosen)
-    schema = row_schema(parts.config, supervised=True)
+    schema = row_schema(pipeline.config, supervised=True)
     answers = generate_for_rows(
-        parts, requested, budget=budget, progress=progress, description="evaluating", process_group=process_group
+        pipeline, requested, budget=budget, progress=progress, description="evaluating", process_group=process_group
     )
-    scorer = Scorer(parts.config)
+    scorer = Scorer(pipeline.config)
     if process_group.world_size > 1:
         records_of_ranks = process_group.all_gather_object([answer.record for answer in answers], "the answers")
-        answers = (answer_of(record, parts.decoder) for records in records_of_ranks for record in records)
+        answers = (answer_of(record, pipeline.decoder) for records in records_of_ranks for record in records)
     with synchronized_errors(process_group, "the scores of the answers"):
         for answer in answers:
             raw = requested.get([answer.row])[0]
             key = requested.key(answer.row)
-            truths = [parts.row_tokenizer.reference(row, key=key) for row in schema.with_each_answer(schema.load(raw))]
+            truths = [
+                pipeline.row_tokenizer.reference(row, key=key) for row in schema.with_each_answer(schema.load(raw))
+            ]
             scores = scorer.add(
                 truths[0],
                 answer.decoded,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.data.rows import Rows, digest
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.tokenizers.hub import folder_digest
 from partita.tokenizers.saved_adapters import base_identity
 from partita_schema.config import Config
@@ -16,56 +16,58 @@ SECTIONS = ("prompt", "generation", "input_features", "output_features", "defaul
 """Sections that determine answers, besides the model, the seed and how dialogues are read."""
 
 
-def answer_fingerprint(parts: PredictionParts, rows: Rows, *, result: Path | None, folder: Path) -> dict[str, str]:
+def answer_fingerprint(
+    pipeline: PredictionPipeline, rows: Rows, *, result: Path | None, folder: Path
+) -> dict[str, str]:
     """Return fingerprints of everything that determines the answers to these rows, by name.
 
     Args:
-        parts: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         rows: The rows to answer.
         result: Folder of the trained weights, or None.
         folder: Folder that relative paths of the configuration are resolved against.
     """
-    config = parts.config
+    config = pipeline.config
     settings = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "defaults"})
-    constraint = parts.generation.constraint_hash
+    constraint = pipeline.generation.constraint_hash
     dialogue = config.data.dialogue
     # Otherwise the key of a row has its prompt, which includes everything else that the dialogue section decides.
     turns = {"turns": digest(json.dumps(["in_sequence", dialogue.questions]))} if config.answers_in_sequence else {}
     return {
-        "model": model_fingerprint(parts, result=result, folder=folder),
+        "model": model_fingerprint(pipeline, result=result, folder=folder),
         "dataset": rows.fingerprint,
         **{name: digest(json.dumps(value)) for name, value in settings.items()},
         "output_features": digest(
-            *(output_part(output) for output in config.output_features), *([constraint] if constraint else ())
+            *(output_input(output) for output in config.output_features), *([constraint] if constraint else ())
         ),
         **turns,
     }
 
 
-def output_part(output: OutputFeature) -> str:
+def output_input(output: OutputFeature) -> str:
     """Return what of an output decides how its values are written in prompts."""
     return ":".join(part for part in (output.name, output.type, output.answer_format) if part)
 
 
-def model_fingerprint(parts: PredictionParts, *, result: Path | None, folder: Path) -> str:
+def model_fingerprint(pipeline: PredictionPipeline, *, result: Path | None, folder: Path) -> str:
     """Return the fingerprint of the model: the same after training and after loading it from its run.
 
     Args:
-        parts: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         result: Folder of the trained weights, or None.
         folder: Folder that relative paths of the configuration are resolved against.
     """
     if result is None:
-        return parts.generator.fingerprint
-    quantization, dtype = parts.config.quantization, parts.config.model_parameters.dtype
+        return pipeline.generator.fingerprint
+    quantization, dtype = pipeline.config.quantization, pipeline.config.model_parameters.dtype
     # The file does not determine the number format: the machine chooses it.
     chosen = dtype == "fastest" or isinstance(quantization, DynamicInt8Quantization)
-    formats = [parts.generator.fingerprint] if chosen else []
+    formats = [pipeline.generator.fingerprint] if chosen else []
     return digest(
         folder_digest(result),
-        *base_identity(result, parts.config, folder=folder),
+        *base_identity(result, pipeline.config, folder=folder),
         *formats,
-        parts.config.model_dump_json(include={"model_parameters", "quantization"}),
+        pipeline.config.model_dump_json(include={"model_parameters", "quantization"}),
     )
 
 

@@ -42,7 +42,7 @@ ROWS_THAT_COUNT = 4096
 
 
 class TunedPipeline(Protocol):
-    """What sizes are found for, for example a `Pipeline`."""
+    """What sizes are found for, for example a `LocalPipeline`."""
 
     @property
     def config(self) -> Config:

@@ -17,7 +17,7 @@ from partita.data.training_shape import TrainingShape
 from partita.distributed.process_group import BUCKET_BYTES
 from partita.generation.prompts import EncodedPrompts
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
-from partita.pipeline.build import Pipeline, PipelineParts
+from partita.pipeline.build import LocalPipeline, Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.probes import countable_rows
 from partita_schema.errors import ConfigError, Problem
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 def run_sizes(
     trainer: Trainer,
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     tuner: BatchSizeTuner,
     *,
     shape: TrainingShape | None,
@@ -92,7 +92,7 @@ def warm_up_all_reduce(process_group: ProcessGroup, *, device: torch.device) -> 
         process_group.all_reduce_sum_([torch.zeros(BUCKET_BYTES // 4, device=device)])
 
 
-def needs_probe(pipeline: Pipeline, recorded: Mapping[str, Any]) -> bool:
+def needs_probe(pipeline: LocalPipeline, recorded: Mapping[str, Any]) -> bool:
     """Return whether any size has to be found."""
     trainer = pipeline.config.trainer
     return not recorded and "auto" in (trainer.batch_size, trainer.eval_batch_size)
@@ -100,7 +100,7 @@ def needs_probe(pipeline: Pipeline, recorded: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def training_probe(
-    trainer: Trainer, pipeline: Pipeline, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
+    trainer: Trainer, pipeline: LocalPipeline, shape: TrainingShape | None, *, needed: bool, process_group: ProcessGroup
 ) -> Iterator[Probe | None]:
     """Set up the trainer's probe in this context, if a size is to be found for training or next to it.
 
@@ -146,7 +146,7 @@ def training_probe(
 
 
 def evaluation_sizes(
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     tuner: BatchSizeTuner,
     eval_datasets: Mapping[str, EvalDataset],
     *,
@@ -175,7 +175,7 @@ def evaluation_sizes(
     return sizes
 
 
-def answering_sizes(pipeline: Pipeline, rows: Rows, *, tuner: BatchSizeTuner) -> BatchSizes:
+def answering_sizes(pipeline: LocalPipeline, rows: Rows, *, tuner: BatchSizeTuner) -> BatchSizes:
     """Return the sizes for generation, if there are prompts, and for evaluation if the rows have answers."""
     sizes = BatchSizes()
     if not pipeline.config.plain_text:
@@ -187,13 +187,13 @@ def answering_sizes(pipeline: Pipeline, rows: Rows, *, tuner: BatchSizeTuner) ->
     return replace(sizes, evaluation=tuner.evaluation(encoded.lengths, max_loss_tokens_of([encoded])))
 
 
-def evaluates_never(pipeline: Pipeline) -> bool:
+def evaluates_never(pipeline: LocalPipeline) -> bool:
     """Return whether the config disables evaluation."""
     trainer = pipeline.config.trainer
     return isinstance(trainer, FinetuneTrainer) and trainer.skip_all_evaluation
 
 
-def generates(pipeline: Pipeline) -> bool:
+def generates(pipeline: LocalPipeline) -> bool:
     """Return whether the run generates, in between or at its end."""
     trainer = pipeline.config.trainer
     if pipeline.config.plain_text:
@@ -204,7 +204,7 @@ def generates(pipeline: Pipeline) -> bool:
 
 
 def prompt_lengths(
-    pipeline: PipelineParts, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
+    pipeline: Pipeline, sources: Iterable[Rows], *, process_group: ProcessGroup = SINGLE_PROCESS
 ) -> tuple[np.ndarray, int]:
     """Return the prompt length of each answer in tokens (0 without a prompt), and the length of the shared prefix.
 

@@ -12,7 +12,7 @@ from typing import Any
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import TEMPLATE_KEYS
 from partita.lm.base import GenerationOptions
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita_schema.dialogues.common_form import FormatError
 from partita_schema.dialogues.formats import dialogue_of
 from partita_schema.dialogues.messages import OPENAI, KnownKeys, messages_of
@@ -34,7 +34,7 @@ NO_EFFECT = "{} has no effect on greedy generation"
 class ChatPrompts:
     """Encodes the messages of chats as prompts."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: LocalPipeline) -> None:
         self._pipeline, self._config = pipeline, pipeline.config
         self._feature = pipeline.config.dialogue_input if not pipeline.config.compares_answers else None
 

@@ -16,12 +16,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from partita.generation.answer_lengths import DEFAULT_NEW_TOKENS
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.generation.text_stream import TextStream
 from partita.lm.base import Generated, GenerationOptions
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.serving.chat_prompts import ChatPrompts
 from partita.serving.engine_counts import EngineCounts
 from partita.serving.limits import MAX_WAITING
@@ -93,12 +93,12 @@ class ServingEngine:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: LocalPipeline,
         *,
         budget: BatchBudget,
         context_tokens: int,
         max_waiting: int = MAX_WAITING,
-        parts: PredictionParts | None = None,
+        row_pipeline: PredictionPipeline | None = None,
         weights: Path | None = None,
     ) -> None:
         """Prepare the engine; nothing is computed yet.
@@ -108,11 +108,11 @@ class ServingEngine:
             budget: How many requests are answered at a time; lowered when memory runs out.
             context_tokens: Maximum number of tokens of a prompt and its answer together.
             max_waiting: Maximum number of requests that wait.
-            parts: What answers rows, with a reward model if answers are chosen. Default: the pipeline.
+            row_pipeline: What answers rows, with a reward model if answers are chosen. Default: the pipeline.
             weights: Folder of the trained weights; None if nothing was trained.
         """
         self.pipeline, self.lm = pipeline, pipeline.lm
-        self.parts: PredictionParts = parts or pipeline
+        self.row_pipeline: PredictionPipeline = row_pipeline or pipeline
         """What answers rows."""
         self.weights = weights
         """Folder of the trained weights; None if nothing was trained."""
@@ -121,7 +121,7 @@ class ServingEngine:
         self.failure: str | None = None
         """Why the engine has failed, once it has."""
         self.queue = RequestQueue(max_waiting + budget.max_rows)
-        self.jobs = RowJobs(self.parts, budget)
+        self.jobs = RowJobs(self.row_pipeline, budget)
         self._changed = threading.Condition()
         self._cancelled = False
         """Whether a request was cancelled since the last step."""

@@ -97,7 +97,7 @@ class EngineRequests:
 
     def check_writes(self) -> None:
         """Raise ApiError if the model writes no text."""
-        config = self.core.parts.config
+        config = self.core.row_pipeline.config
         if config.head_output is not None or config.scores_answers:
             raise ApiError(400, "the model writes no text; send rows to /predict")
 

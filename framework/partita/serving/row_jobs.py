@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import generate_for_rows
 from partita.generation.predictions import Answer
@@ -35,9 +35,9 @@ class RowJob:
 class RowJobs:
     """The jobs of an engine. Only `add` is called in other threads."""
 
-    def __init__(self, parts: PredictionParts, budget: BatchBudget) -> None:
-        """Answer rows with `parts`, at most as many at a time as the budget allows."""
-        self.parts, self.budget = parts, budget
+    def __init__(self, pipeline: PredictionPipeline, budget: BatchBudget) -> None:
+        """Answer rows with `pipeline`, at most as many at a time as the budget allows."""
+        self.pipeline, self.budget = pipeline, budget
         self.waiting: deque[RowJob] = deque()
         """Jobs that have not begun, the oldest first."""
         self.running: list[RowJob] = []
@@ -61,13 +61,13 @@ class RowJobs:
 
     def _answer(self, jobs: Sequence[RowJob]) -> None:
         """Answer the rows of several jobs together; if that fails, those of each job separately."""
-        if len(jobs) > 1 and self.parts.generation.do_sample and have_equal_keys(jobs):
+        if len(jobs) > 1 and self.pipeline.generation.do_sample and have_equal_keys(jobs):
             # Rows with equal keys would count as copies of one another, and their random numbers would differ.
             self._answer_separately(jobs)
             return
         rows = JoinedRows([job.rows for job in jobs])
         try:
-            answers = {answer.row: answer for answer in generate_for_rows(self.parts, rows, budget=self.budget)}
+            answers = {answer.row: answer for answer in generate_for_rows(self.pipeline, rows, budget=self.budget)}
         except Exception as error:
             stop_if_broken(error)
             if len(jobs) > 1:

@@ -33,12 +33,12 @@ class RowService:
     def __init__(self, engine: AsyncEngine) -> None:
         """Choose how rows are answered: as requests of the engine, or as jobs between its steps."""
         self.engine, core = engine, engine.engine
-        self.parts, self.config = core.parts, core.parts.config
-        options = self.parts.generation
+        self.pipeline, self.config = core.row_pipeline, core.row_pipeline.config
+        options = self.pipeline.generation
         self.in_slots = (
             core.why_batches is None
-            and self.parts.sequence is None
-            and self.parts.best_of is None
+            and self.pipeline.sequence is None
+            and self.pipeline.best_of is None
             and not options.scores_labels
             and self.config.head_output is None
             and options.beams == 1
@@ -51,15 +51,15 @@ class RowService:
         named = RowKeys.counted(NAME, len(rows)) if keys is None else NamedKeys(keys)
         opened = Rows(store, columns=columns, keys=named, fingerprint="")
         check_columns(opened, self.config, supervised=False)
-        if self.parts.best_of is not None:
-            check_prompt_columns(opened, self.parts.best_of.reward.config)
+        if self.pipeline.best_of is not None:
+            check_prompt_columns(opened, self.pipeline.best_of.reward.config)
         return opened
 
     @cached_property
     def description(self) -> dict[str, Any]:
         """What determines the answers to rows; clients compare it with their file."""
         core = self.engine.engine
-        best_of = self.parts.best_of
+        best_of = self.pipeline.best_of
         reward = () if best_of is None else (best_of.reward.fingerprint,)
         labels = {name: list(values) for name, values in core.pipeline.labels.items()}
         return {
@@ -70,8 +70,8 @@ class RowService:
             ),
             "sections": section_fingerprints(self.config),
             "labels": labels,
-            "do_sample": self.parts.generation.do_sample,
-            "max_new_tokens": self.parts.max_new_tokens,
+            "do_sample": self.pipeline.generation.do_sample,
+            "max_new_tokens": self.pipeline.max_new_tokens,
             "context_tokens": core.context_tokens if self.in_slots else None,
             "model_context_tokens": core.lm.context_length,
             "max_rows": MAX_ROWS,
@@ -80,7 +80,7 @@ class RowService:
     @cached_property
     def _row_schema(self) -> Any:
         """The schema of a row without answers."""
-        return self.parts.row_schema
+        return self.pipeline.row_schema
 
     async def answers(self, rows: Rows) -> list[Answer]:
         """Return the answer to each row. Raise RequestError if the engine does not accept them."""
@@ -95,17 +95,17 @@ class RowService:
             else record_of(RowResult(row, ends[row].generated, ends[row].error), key="")
             for row, one in enumerate(requests)
         ]
-        return [answer_of(record, self.parts.decoder) for record in records]
+        return [answer_of(record, self.pipeline.decoder) for record in records]
 
     def encoded(self, rows: Rows) -> EncodedPrompts:
         """Return the prompts of rows."""
-        return EncodedPrompts(rows, self.parts.row_tokenizer, self._row_schema)
+        return EncodedPrompts(rows, self.pipeline.row_tokenizer, self._row_schema)
 
     def requests(self, rows: Rows) -> list[AnswerRequest | PredictionRecord]:
         """Return the request for each row, or the record of a row for which nothing is generated."""
         prompts = self.encoded(rows)
-        context, options = self.engine.engine.context_tokens, self.parts.generation
-        limit = self.parts.max_new_tokens
+        context, options = self.engine.engine.context_tokens, self.pipeline.generation
+        limit = self.pipeline.max_new_tokens
         errors = unanswerable(prompts, max_new_tokens=limit, context_length=context)
         lengths, new_tokens = usable_lengths(prompts.lengths, limit, context_length=context)
         asked = [row for row in range(len(rows)) if lengths[row]]

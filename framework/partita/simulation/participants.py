@@ -14,7 +14,7 @@ from partita.data.user_classes import source_digest
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTurnAgent
 from partita.simulation.model_speaker import ModelSpec
 from partita.simulation.registry import AGENTS, factory
@@ -45,7 +45,7 @@ DEFAULT_CONTEXT_TOKENS = 2048
 class AgentModel:
     """A model that speaks for an agent."""
 
-    pipeline: Pipeline
+    pipeline: LocalPipeline
     tuner: BatchSizeTuner
     fingerprint: str
     """Hash of all weights."""
@@ -256,7 +256,7 @@ class Participants:
         )
 
 
-def context_limit(pipeline: Pipeline, section: Simulation, *, agent: str) -> int:
+def context_limit(pipeline: LocalPipeline, section: Simulation, *, agent: str) -> int:
     """Return the maximum number of tokens of a prompt and its answer together.
 
     Raises:
@@ -275,7 +275,7 @@ def context_limit(pipeline: Pipeline, section: Simulation, *, agent: str) -> int
     return limit
 
 
-def answer_limit(pipeline: Pipeline) -> int:
+def answer_limit(pipeline: LocalPipeline) -> int:
     """Return the maximum number of new tokens of an answer."""
     answers = pipeline.lm.answer_context
     limit = None if answers is None else answers.length
@@ -283,12 +283,12 @@ def answer_limit(pipeline: Pipeline) -> int:
 
 
 def turn_encoder(
-    pipeline: Pipeline, section: Simulation, *, agent: str, prompt: str | None, max_prompt_tokens: int
+    pipeline: LocalPipeline, section: Simulation, *, agent: str, prompt: str | None, max_prompt_tokens: int
 ) -> TurnEncoder:
     """Create the prompt encoder of an agent.
 
     Args:
-        pipeline: Pipeline of the agent's model.
+        pipeline: LocalPipeline of the agent's model.
         section: The simulation section.
         agent: Name of the agent.
         prompt: System prompt that only this agent sees.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows, digest
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.runs.progress import ShowProgress
 from partita.simulation.build import (
     Task,
@@ -148,7 +148,7 @@ def simulate(
     return SimulationResult(SimulationReport(outcomes, str(folder)), episodes)
 
 
-def score_of_turns(pipeline: Pipeline, section: Simulation) -> ScoreTurns | None:
+def score_of_turns(pipeline: LocalPipeline, section: Simulation) -> ScoreTurns | None:
     """Return a function for the metrics of turns with several outputs; None if a turn is only a text."""
     answers = build_turn_answers(pipeline.config, pipeline.decoder, reply=section.reply)
     return None if answers is None else partial(answers.scores, pipeline.config)
@@ -233,7 +233,7 @@ class SimulationRun:
 
 
 def build_setup(
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     models: Mapping[str, AgentModel],
     *,
     seed: int,
@@ -244,7 +244,7 @@ def build_setup(
     """Open the tasks, the world and the agents of a configuration.
 
     Args:
-        pipeline: Pipeline of the main agent.
+        pipeline: LocalPipeline of the main agent.
         models: Models by agent.
         seed: Seed of environments, sampling and programs.
         rows: Rows that replace the dataset of the tasks.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from partita.lm.loaded_model import LoadedModel
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.pipeline.evaluate import is_answered
 from partita.runs.row_results import evaluation_path
@@ -46,7 +46,7 @@ def evaluate_base(evaluations: Evaluations, planned: PlannedLoader | None) -> No
     Raises:
         ConfigError: `evaluate_base` is true, and the model before training has learned nothing.
     """
-    pipeline = evaluations.evaluator.parts
+    pipeline = evaluations.evaluator.pipeline
     trainer = pipeline.config.trainer
     if not isinstance(trainer, FinetuneTrainer) or planned is None or trainer.skip_all_evaluation:
         return
@@ -97,7 +97,7 @@ def evaluate_split(evaluations: Evaluations, split: str, *, generated: bool) -> 
     directory.note(metrics_base=noted["metrics_base"] | {split: metrics}, base_rows=noted[BASE_ROWS] | {split: rows})
 
 
-def why_meaningless(pipeline: Pipeline) -> str | None:
+def why_meaningless(pipeline: LocalPipeline) -> str | None:
     """Return why the model before training has learned nothing; None if it can be evaluated."""
     lm = pipeline.lm
     if not isinstance(lm, LoadedModel) or isinstance(pipeline.config.base_model, ScratchModel):
@@ -110,7 +110,7 @@ def why_meaningless(pipeline: Pipeline) -> str | None:
 
 
 def share_of_training(
-    pipeline: Pipeline, datasets: Iterable[EvalDataset], planned: PlannedLoader, *, generated: bool
+    pipeline: LocalPipeline, datasets: Iterable[EvalDataset], planned: PlannedLoader, *, generated: bool
 ) -> float:
     """Estimate the cost of an evaluation as a share of that of the training, from numbers of tokens.
 
@@ -118,7 +118,7 @@ def share_of_training(
     more if answers are generated; each generated token costs ten, for as many tokens as an answer may have.
 
     Args:
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         datasets: The datasets to evaluate on.
         planned: The loader of the training rows.
         generated: Whether answers are generated.

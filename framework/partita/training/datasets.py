@@ -17,7 +17,7 @@ from partita.data.streams.stream_loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_rows import LoaderSetup, TrainingRows, batch_rows, encode_first, encode_training
 from partita.data.training_shape import TrainingShape
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.runs.progress import READING_IS_SHOWN, ShowProgress
 from partita.training.data_plan import DataPlan
@@ -47,7 +47,7 @@ class TrainingDatasets:
 
 
 def build_training_datasets(
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     data: RunData,
     ledger: Ledger,
     *,
@@ -58,7 +58,7 @@ def build_training_datasets(
     """Check and tokenize all rows of a run except those of streams.
 
     Args:
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         ledger: Counts the rows that cannot be used.
         progress: Opens a progress display.
@@ -88,11 +88,11 @@ def build_training_datasets(
     return TrainingDatasets(training, eval_datasets)
 
 
-def build_eval_datasets(pipeline: Pipeline, splits: Mapping[str, Rows], ledger: Ledger) -> dict[str, EvalDataset]:
+def build_eval_datasets(pipeline: LocalPipeline, splits: Mapping[str, Rows], ledger: Ledger) -> dict[str, EvalDataset]:
     """Check and tokenize the rows of each split to evaluate on. A split whose labels are all unknown is left out.
 
     Args:
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         splits: Rows by split.
         ledger: Counts the rows that cannot be used.
     """
@@ -109,12 +109,12 @@ def build_eval_datasets(pipeline: Pipeline, splits: Mapping[str, Rows], ledger: 
 
 
 def encode_with_progress(
-    pipeline: Pipeline, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None
+    pipeline: LocalPipeline, rows: Rows, ledger: Ledger, *, progress: ShowProgress | None
 ) -> TokenizedDataset:
     """Tokenize the training rows.
 
     Args:
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         rows: The training rows.
         ledger: Counts the rows that cannot be used.
         progress: Opens a progress display for large datasets.
@@ -157,7 +157,7 @@ class PlannedLoader:
 
 
 def training_loader(
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     datasets: TrainingDatasets,
     ledger: Ledger,
     *,
@@ -167,7 +167,7 @@ def training_loader(
     """Return the loader of the training rows with its plan, which is logged; None if there are no training rows.
 
     Args:
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         datasets: The datasets of the run.
         ledger: Counts the streamed rows that cannot be used.
         size: Batch size of training.

@@ -14,7 +14,7 @@ from partita.lm.exporting import origin
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.number_formats import number_format
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.runs.directory import RunDirectory
 from partita.runs.start_of_training import ORIGIN
 from partita.runs.step_totals import step_totals
@@ -68,7 +68,7 @@ def warn_of_single_labels(config: Config, labels: Mapping[str, Sequence[str]]) -
             )
 
 
-def warn_of_replaced_head(pipeline: Pipeline) -> None:
+def warn_of_replaced_head(pipeline: LocalPipeline) -> None:
     """Warn if the base model has a head for other labels, which training replaces."""
     reason = pipeline.lm.replaced_head if isinstance(pipeline.lm, LoadedModel) else None
     if reason is not None:
@@ -125,7 +125,7 @@ def check_labels(config: Config, datasets: TrainingDatasets, *, warns: bool) -> 
             logger.warning("%s: they have no %s, %s and %s", answers, *missing)
 
 
-def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
+def note_origin(directory: RunDirectory, pipeline: LocalPipeline) -> None:
     """Record what the weights were loaded from, if the loss compares with the model before training."""
     if not compares_with_start(pipeline.config) or (directory.has_checkpoints and ORIGIN in directory.manifest):
         return
@@ -133,20 +133,20 @@ def note_origin(directory: RunDirectory, pipeline: Pipeline) -> None:
         directory.note(**{ORIGIN: origin(pipeline.lm)})
 
 
-def note_weights(directory: RunDirectory, pipeline: Pipeline) -> None:
+def note_weights(directory: RunDirectory, pipeline: LocalPipeline) -> None:
     """Record a hash of the weights in the folders that the run starts from; a resumed run keeps that of its start."""
     hashes = folder_hashes(pipeline.config, folder=pipeline.folder)
     if hashes and not directory.has_checkpoints:
         directory.note(initial_weights=hashes)
 
 
-def note_number_format(directory: RunDirectory, pipeline: Pipeline) -> None:
+def note_number_format(directory: RunDirectory, pipeline: LocalPipeline) -> None:
     """Record the number format of the weights, which the machine may have chosen."""
     if isinstance(pipeline.lm, LoadedModel):
         directory.note(number_format=number_format(pipeline.lm.base))
 
 
-def note_branches(directory: RunDirectory, pipeline: Pipeline, datasets: TrainingDatasets) -> None:
+def note_branches(directory: RunDirectory, pipeline: LocalPipeline, datasets: TrainingDatasets) -> None:
     """Record how the answers of pairs are computed, and log what it costs if each is a separate row."""
     if datasets.training is None or not datasets.training.encoded.branched:
         return
@@ -220,7 +220,7 @@ def log_left_out(ledger: Ledger, directory: RunDirectory) -> None:
 
 def record_data(
     directory: RunDirectory,
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     data: RunData,
     datasets: TrainingDatasets,
     *,
@@ -230,7 +230,7 @@ def record_data(
 
     Args:
         directory: The open run.
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         datasets: The same rows, tokenized.
         process_group: The ranks that train; rank 0 writes.
@@ -249,7 +249,7 @@ def note_left_out(directory: RunDirectory, ledger: Ledger) -> None:
 
 def note_work(
     directory: RunDirectory,
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     data: RunData,
     ledger: Ledger,
     *,
@@ -259,7 +259,7 @@ def note_work(
 
     Args:
         directory: The open run.
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         ledger: Counts of the rows left out.
         batch_sizes: Records of the batch sizes, by purpose.

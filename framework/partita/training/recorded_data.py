@@ -11,7 +11,7 @@ from partita.data.formatting.row_tokenizer import Example
 from partita.data.preview import PreviewRow, names_of_answers, preview_rows, supervised_row
 from partita.data.run_data import RunData
 from partita.data.tokenized import TokenizedDataset
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.runs.files import strict_json
 from partita.training.datasets import TrainingDatasets
 from partita_schema.common.files import write_atomically
@@ -44,12 +44,12 @@ def histogram(lengths_N: np.ndarray) -> dict[str, list[int]]:
     return {"counts": counts_B.tolist(), "edges": list(edges)}
 
 
-def write_samples(folder: Path, pipeline: Pipeline, data: RunData, encoded: TokenizedDataset) -> None:
+def write_samples(folder: Path, pipeline: LocalPipeline, data: RunData, encoded: TokenizedDataset) -> None:
     """Write `samples.json`: three evenly spaced training rows as pieces of text, and which of these are in the loss.
 
     Args:
         folder: The run directory.
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         encoded: The tokenized training rows, or chunks of them; of a stream, the first ones.
     """
@@ -64,7 +64,7 @@ def write_samples(folder: Path, pipeline: Pipeline, data: RunData, encoded: Toke
     write_atomically(folder / SAMPLES, strict_json({"rows": rows}, indent=1) + "\n")
 
 
-def sample_of(encoded: TokenizedDataset, index: int, pipeline: Pipeline) -> PreviewRow:
+def sample_of(encoded: TokenizedDataset, index: int, pipeline: LocalPipeline) -> PreviewRow:
     """Return a tokenized row as pieces of text."""
     values = () if encoded.row_values_NK is None else encoded.row_values_NK[index].tolist()
     names = names_of_answers(pipeline.config, values)

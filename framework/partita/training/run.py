@@ -11,7 +11,7 @@ from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
 from partita.data.splits import TRAINING, VALIDATION
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.pipeline.eval_dataset import remove_tokens, tokens_made_once
 from partita.pipeline.evaluate import LocalEvaluator
 from partita.pipeline.tune import run_sizes
@@ -54,9 +54,9 @@ def train_in(
     *,
     trainer: Trainer,
     process_group: ProcessGroup,
-    assemble: Callable[[Path], Pipeline],
+    assemble: Callable[[Path], LocalPipeline],
     callbacks: Sequence[object] = (),
-) -> tuple[Pipeline, BatchSizeTuner, TrainResult]:
+) -> tuple[LocalPipeline, BatchSizeTuner, TrainResult]:
     """Run training inside the run directory: load the model and train. The caller sets the final status.
 
     Args:
@@ -80,9 +80,9 @@ def train_in(
         note_weights(directory, pipeline)
         note_number_format(directory, pipeline)
     tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
-    with tokens_made_once(process_group, pipeline, folder=folder) as parts:
+    with tokens_made_once(process_group, pipeline, folder=folder) as shared:
         result = run_trainer(
-            trainer, parts, data, directory, tuner=tuner, process_group=process_group, callbacks=callbacks
+            trainer, shared, data, directory, tuner=tuner, process_group=process_group, callbacks=callbacks
         )
     return pipeline, tuner, result
 
@@ -101,7 +101,7 @@ class PreparedRun:
 
 def run_trainer(
     trainer: Trainer,
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     data: RunData,
     directory: RunDirectory,
     *,
@@ -113,7 +113,7 @@ def run_trainer(
 
     Args:
         trainer: The trainer.
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         directory: The open run.
         tuner: The batch-size tuner.
@@ -149,7 +149,7 @@ def run_trainer(
 
 def prepare_run(
     trainer: Trainer,
-    pipeline: Pipeline,
+    pipeline: LocalPipeline,
     data: RunData,
     directory: RunDirectory,
     *,
@@ -160,7 +160,7 @@ def prepare_run(
 
     Args:
         trainer: The trainer.
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         directory: The open run.
         tuner: The batch-size tuner.
@@ -233,12 +233,12 @@ def train_and_note(
 
 
 def build_datasets(
-    pipeline: Pipeline, data: RunData, directory: RunDirectory, *, process_group: ProcessGroup
+    pipeline: LocalPipeline, data: RunData, directory: RunDirectory, *, process_group: ProcessGroup
 ) -> tuple[TrainingDatasets, Ledger]:
     """Check and tokenize the rows of a run. Return its datasets, and the ledger of the rows left out.
 
     Args:
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         directory: The open run.
         process_group: The ranks that train.
@@ -299,12 +299,12 @@ def check_sums_gradients(trainer: Trainer, config: Config, process_group: Proces
         raise ConfigError([Problem("trainer.target", message)])
 
 
-def find_sizes(trainer: Trainer, pipeline: Pipeline, data: RunData, *, tuner: BatchSizeTuner) -> BatchSizes:
+def find_sizes(trainer: Trainer, pipeline: LocalPipeline, data: RunData, *, tuner: BatchSizeTuner) -> BatchSizes:
     """Return the batch sizes that a run would start with.
 
     Args:
         trainer: The trainer.
-        pipeline: The parts of the run.
+        pipeline: The model, tokenizer and decoder of the run.
         data: The rows of the run.
         tuner: The batch-size tuner.
     """

@@ -22,7 +22,7 @@ from partita.data.run_data import RunData, open_run_data
 from partita.data.sources.sources import open_rows
 from partita.data.sources.transcripts import WantedRows
 from partita.pipeline.batch_sizes import BatchSizeTuner
-from partita.pipeline.build import Pipeline, build_pipeline
+from partita.pipeline.build import LocalPipeline, build_pipeline
 from partita.pipeline.fingerprint import model_fingerprint
 from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
@@ -265,7 +265,7 @@ class SelfTraining:
         )
         return result
 
-    def build_pipeline(self, config: Config, number: int, *, trainable: bool) -> Pipeline:
+    def build_pipeline(self, config: Config, number: int, *, trainable: bool) -> LocalPipeline:
         """Build the pipeline with the weights of the previous round, after freeing the memory of other models."""
         free_everything()
         return build_pipeline(

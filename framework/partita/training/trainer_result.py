@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from pathlib import Path
 
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita_schema.errors import ConfigError, Problem, shortened
 from partita_trainers.base import Trainer, TrainResult
 
@@ -39,11 +39,11 @@ def mistake_of(result: object) -> str | None:
     return None
 
 
-def save_unless_saved(pipeline: Pipeline, folder: Path, *, trainer: Trainer, steps: int) -> None:
+def save_unless_saved(pipeline: LocalPipeline, folder: Path, *, trainer: Trainer, steps: int) -> None:
     """Save the model if a custom trainer has not saved it, and say which weights it has.
 
     Args:
-        pipeline: The parts of the run, with the model as the trainer left it.
+        pipeline: The model, tokenizer and decoder of the run, with the model as the trainer left it.
         folder: The folder of the saved model.
         trainer: The trainer.
         steps: The number of steps that it reports.

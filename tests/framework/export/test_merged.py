@@ -105,11 +105,11 @@ def test_an_export_that_answers_otherwise_fails_and_names_the_token(
 
 def test_a_chat_template_is_compared_byte_for_byte(lora_run: Path, tmp_path: Path) -> None:
     run = Model.load(lora_run, quiet=True)
-    run._backend.parts().lm.tokenizer.chat_template = TEMPLATE
+    run._backend.pipeline().lm.tokenizer.chat_template = TEMPLATE
     report = run.export("merged", tmp_path / "same")
     assert report.template_equal is True
     assert report.lines()[-1] == "chat template: renders the same bytes"
-    tokenizer: Any = type(run._backend.parts().lm.tokenizer)
+    tokenizer: Any = type(run._backend.pipeline().lm.tokenizer)
     save = tokenizer.save_pretrained
 
     def lose_a_space(self: Any, folder: Path, *arguments: Any, **named: Any) -> Any:
@@ -236,7 +236,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
 def test_weights_beyond_float16_are_refused(lora_run: Path, tmp_path: Path) -> None:
     run = Model.load(lora_run, quiet=True)
     with torch.no_grad():
-        run._backend.parts().lm.base.get_input_embeddings().weight[3] = 1e6
+        run._backend.pipeline().lm.base.get_input_embeddings().weight[3] = 1e6
     advice = "embed_tokens.weight has values that are not finite numbers in float16; write --dtype bfloat16 or float32"
     with pytest.raises(ModelError, match=advice):
         run.export("merged", tmp_path / "half", dtype="float16")

@@ -9,7 +9,7 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.generation.best_of import BestOf
 from partita.generation.generator import LocalGenerator
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
 from partita.generation.predictions import Answer, Predictions
@@ -32,7 +32,7 @@ def encoder_of(config: Config, lm: Any, **options: Any) -> RowTokenizer:
     return RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None), **options)
 
 
-def parts_of(
+def pipeline_of(
     config: Config,
     lm: Any,
     *,
@@ -40,9 +40,9 @@ def parts_of(
     max_new_tokens: int = 64,
     seed: int = 1,
     best_of: BestOf | None = None,
-) -> PredictionParts:
+) -> PredictionPipeline:
     """Return the pipeline from rows to answers of a model in this process."""
-    return PredictionParts(
+    return PredictionPipeline(
         config=config.model_copy(update={"seed": seed}),
         generator=LocalGenerator(lm),
         row_tokenizer=encoder_of(config, lm),
@@ -53,7 +53,7 @@ def parts_of(
     )
 
 
-PARTS = ("generation", "max_new_tokens", "seed", "best_of")
+OF_PIPELINE = ("generation", "max_new_tokens", "seed", "best_of")
 FILES = ("output", "safe_csv", "retry_errors", "fresh", "fingerprint")
 
 
@@ -87,12 +87,12 @@ def predict(tmp_path: Path) -> Callable[..., Predictions]:
         budget: BatchBudget | None = None,
         **options: Any,
     ) -> Predictions:
-        parts = parts_of(config or config_of(), lm, **taken(options, PARTS))
+        pipeline = pipeline_of(config or config_of(), lm, **taken(options, OF_PIPELINE))
         files: dict[str, Any] = {"fingerprint": {"model": "scripted", "data": "rows"}} | taken(options, FILES)
         journal = options.pop("journal_path", tmp_path / "journal.jsonl")
         limit = budget or BatchBudget(batch_size)
         return predict_rows(
-            parts, rows, PredictionFiles(journal=journal, **files), budget=lambda prompts: limit, **options
+            pipeline, rows, PredictionFiles(journal=journal, **files), budget=lambda prompts: limit, **options
         )
 
     return call
@@ -116,7 +116,7 @@ def answer() -> Callable[..., list[Answer]]:
         budget: BatchBudget | None = None,
         **options: Any,
     ) -> list[Answer]:
-        parts = parts_of(config or config_of(), lm, **taken(options, PARTS))
-        return list(generate_for_rows(parts, rows, budget=budget or BatchBudget(batch_size), **options))
+        pipeline = pipeline_of(config or config_of(), lm, **taken(options, OF_PIPELINE))
+        return list(generate_for_rows(pipeline, rows, budget=budget or BatchBudget(batch_size), **options))
 
     return call

@@ -13,7 +13,7 @@ from partita.data.formatting.formatter import Formatter
 from partita.outputs.decode import Decoder
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.generator import LocalGenerator
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.generation.predict import PredictionFiles, predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
@@ -37,14 +37,14 @@ config = Config.model_validate({
     "output_features": [{"name": "answer", "type": "text"}],
 })
 lm = ScriptedModel(lambda prompt: prompt)
-parts = PredictionParts(
+pipeline = PredictionPipeline(
     config=config, generator=LocalGenerator(lm),
     row_tokenizer=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
     decoder=Decoder(config, labels={}), generation=GenerationOptions({}), max_new_tokens=128,
 )
 for rows in (5000, 50000):
     predict_rows(
-        parts, Counted(rows),
+        pipeline, Counted(rows),
         PredictionFiles(
             journal=Path(sys.argv[1]) / f"{rows}.jsonl", output=Path(sys.argv[1]) / f"out{rows}.jsonl", fingerprint={}
         ),

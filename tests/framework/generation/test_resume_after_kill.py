@@ -19,7 +19,7 @@ from partita.data.rows import ListStore, RowKeys, Rows
 from partita.outputs.decode import Decoder
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.generator import LocalGenerator
-from partita.generation.job import PredictionParts
+from partita.generation.job import PredictionPipeline
 from partita.generation.predict import PredictionFiles, predict_rows
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
@@ -62,7 +62,7 @@ rows = Rows(ListStore(questions), columns=("question",), keys=RowKeys.counted("d
 lm = Sampled(answer)
 
 def predict(folder):
-    parts = PredictionParts(
+    pipeline = PredictionPipeline(
         config=config, generator=LocalGenerator(lm),
         row_tokenizer=RowTokenizer(Formatter(config, tokenizer=lm.tokenizer, labels={}, retriever=None)),
         decoder=Decoder(config, labels={}), generation=GenerationOptions({"do_sample": not ceiling}), max_new_tokens=40,
@@ -70,7 +70,7 @@ def predict(folder):
     files = PredictionFiles(
         journal=folder / "journal.jsonl", output=folder / "out.jsonl", fingerprint={"model": "1"}
     )
-    return predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(4))
+    return predict_rows(pipeline, rows, files, budget=lambda prompts: BatchBudget(4))
 
 folder, ceiling = Path(sys.argv[1]), int(sys.argv[2])
 journal = folder / "killed" / "journal.jsonl"

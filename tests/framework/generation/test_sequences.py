@@ -20,7 +20,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.pipeline.build import PipelineParts, prediction_parts
+from partita.pipeline.build import Pipeline, assemble_pipeline
 from partita_schema.config import Config
 from partita_schema.rows import row_schema
 
@@ -67,10 +67,10 @@ def lm() -> Any:
     return model
 
 
-def parts_of(lm: Any, config: Config) -> PipelineParts:
+def pipeline_of(lm: Any, config: Config) -> Pipeline:
     context = getattr(config.base_model, "context_length", None)
     row_tokenizer = build_row_tokenizer(config, tokenizer=lm.tokenizer, context_length=context)
-    return prediction_parts(config, lm, LocalGenerator(lm), row_tokenizer, folder=Path(), labels={"action": LABELS})
+    return assemble_pipeline(config, lm, LocalGenerator(lm), row_tokenizer, folder=Path(), labels={"action": LABELS})
 
 
 def dialogues(count: int, *, longest: int = 40) -> list[dict[str, Any]]:
@@ -84,36 +84,36 @@ def rows_of(values: Sequence[dict[str, Any]]) -> Rows:
 
 
 def answers_of(
-    parts: PipelineParts, rows: Rows, *, batch_size: int = 4, budget: BatchBudget | None = None
+    pipeline: Pipeline, rows: Rows, *, batch_size: int = 4, budget: BatchBudget | None = None
 ) -> dict[int, dict[str, Any]]:
     """Return the texts of all outputs, or the error, of each row."""
     results = {}
-    for answer in generate_for_rows(parts, rows, budget=budget or BatchBudget(batch_size)):
+    for answer in generate_for_rows(pipeline, rows, budget=budget or BatchBudget(batch_size)):
         assert answer.row not in results
         text = answer.record.text
         results[answer.row] = {"error": answer.record.error} if text is None else json.loads(text)
     return results
 
 
-def by_hand(lm: Any, parts: PipelineParts, row: dict[str, Any]) -> dict[str, str]:
+def by_hand(lm: Any, pipeline: Pipeline, row: dict[str, Any]) -> dict[str, str]:
     """Return the texts of a row's outputs, each generated alone after the ones before it, from its text."""
-    assert parts.sequence is not None
+    assert pipeline.sequence is not None
     texts: dict[str, str] = {}
-    clean = row_schema(parts.config, supervised=False).load(row)
-    for index, name in enumerate(parts.sequence.names):
-        prompt = parts.row_tokenizer.encode_next_output(clean, texts, key="k", earlier_ids=(), earlier_text="")
-        texts[name] = alone(lm, parts, prompt, index)
+    clean = row_schema(pipeline.config, supervised=False).load(row)
+    for index, name in enumerate(pipeline.sequence.names):
+        prompt = pipeline.row_tokenizer.encode_next_output(clean, texts, key="k", earlier_ids=(), earlier_text="")
+        texts[name] = alone(lm, pipeline, prompt, index)
     return texts
 
 
-def alone(lm: Any, parts: PipelineParts, prompt: PromptExample, index: int) -> str:
-    assert parts.sequence is not None
-    constraint = parts.generation.constraints[index]
+def alone(lm: Any, pipeline: Pipeline, prompt: PromptExample, index: int) -> str:
+    assert pipeline.sequence is not None
+    constraint = pipeline.generation.constraints[index]
     if constraint.labels:
         scores = scores_by_hand(lm, prompt.input_ids)
         return max(scores, key=lambda label: scores[label])
-    options = replace(parts.generation, constraints=(), grammar=constraint.grammar)
-    request = GenerationRequest(prompt.input_ids, parts.sequence.new_tokens[index])
+    options = replace(pipeline.generation, constraints=(), grammar=constraint.grammar)
+    request = GenerationRequest(prompt.input_ids, pipeline.sequence.new_tokens[index])
     [answer] = generate_requests(lm, [request], GenerationSettings(options, BatchBudget(1), seed=1))
     return answer.text
 
@@ -144,22 +144,22 @@ def passes_of(lm: Any) -> Iterator[list[tuple[int, int]]]:
 
 
 def test_outputs_equal_those_that_are_generated_alone_one_after_the_other(lm: Any) -> None:
-    parts, values = parts_of(lm, config_of()), dialogues(6)
+    pipeline, values = pipeline_of(lm, config_of()), dialogues(6)
 
-    answers = answers_of(parts, rows_of(values), batch_size=3)
+    answers = answers_of(pipeline, rows_of(values), batch_size=3)
 
     assert len({json.dumps(answer) for answer in answers.values()}) > 1, "the answers should differ"
-    assert answers == {number: by_hand(lm, parts, row) for number, row in enumerate(values)}
+    assert answers == {number: by_hand(lm, pipeline, row) for number, row in enumerate(values)}
 
 
 def test_the_probabilities_of_a_label_in_a_sequence_equal_those_by_hand(lm: Any) -> None:
-    parts, values = parts_of(lm, config_of()), dialogues(5)
+    pipeline, values = pipeline_of(lm, config_of()), dialogues(5)
 
-    for answer in generate_for_rows(parts, rows_of(values), budget=BatchBudget(3)):
+    for answer in generate_for_rows(pipeline, rows_of(values), budget=BatchBudget(3)):
         texts, scores = json.loads(answer.record.text or ""), answer.record.scores
-        clean = row_schema(parts.config, supervised=False).load(values[answer.row])
+        clean = row_schema(pipeline.config, supervised=False).load(values[answer.row])
         state = {"state": texts["state"]}
-        prompt = parts.row_tokenizer.encode_next_output(clean, state, key="k", earlier_ids=(), earlier_text="")
+        prompt = pipeline.row_tokenizer.encode_next_output(clean, state, key="k", earlier_ids=(), earlier_text="")
         assert scores is not None
         assert list(scores) == ["action"]
         assert scores["action"] == pytest.approx(scores_by_hand(lm, prompt.input_ids), abs=1e-3)
@@ -170,22 +170,22 @@ def test_the_probabilities_of_a_label_in_a_sequence_equal_those_by_hand(lm: Any)
 def test_answers_do_not_depend_on_the_batch_size(lm: Any, batch_size: int, sampled: bool) -> None:
     outputs = (STATE, ACTION, REPLY, REPLY | {"name": "more"})
     generation = {"generation": {"do_sample": True}} if sampled else {}
-    parts, rows = parts_of(lm, config_of(*outputs, **generation)), rows_of(dialogues(8, longest=20))
+    pipeline, rows = pipeline_of(lm, config_of(*outputs, **generation)), rows_of(dialogues(8, longest=20))
 
-    answers = answers_of(parts, rows, batch_size=batch_size)
+    answers = answers_of(pipeline, rows, batch_size=batch_size)
 
-    assert answers == answers_of(parts, rows, batch_size=3)
+    assert answers == answers_of(pipeline, rows, batch_size=3)
     if sampled:
         assert any(answer["reply"] != answer["more"] for answer in answers.values()), "each output has its own numbers"
 
 
 def test_a_row_keeps_its_cache_from_output_to_output(lm: Any) -> None:
-    parts = parts_of(lm, config_of())
-    assert parts.sequence is not None
+    pipeline = pipeline_of(lm, config_of())
+    assert pipeline.sequence is not None
     [row] = [{"messages": [{"role": "user", "content": "a long question " * 8}]}]
 
     with passes_of(lm) as shapes:
-        answers_of(parts, rows_of([row]), batch_size=1)
+        answers_of(pipeline, rows_of([row]), batch_size=1)
 
     wide = [tokens for _, tokens in shapes if tokens >= 100]
     assert len(wide) == 1, "only the first prompt is computed as a whole"
@@ -193,10 +193,10 @@ def test_a_row_keeps_its_cache_from_output_to_output(lm: Any) -> None:
 
 
 def test_rows_with_equal_prompts_are_answered_once(lm: Any) -> None:
-    parts, values = parts_of(lm, config_of()), dialogues(2) * 3
+    pipeline, values = pipeline_of(lm, config_of()), dialogues(2) * 3
 
     with passes_of(lm) as shapes:
-        answers = answers_of(parts, rows_of(values), batch_size=6)
+        answers = answers_of(pipeline, rows_of(values), batch_size=6)
 
     assert all(answers[number] == answers[number % 2] for number in range(6))
     assert max(rows for rows, _ in shapes) <= 2
@@ -207,18 +207,18 @@ def test_without_slots_the_outputs_of_a_batch_are_answered_one_after_the_other(l
     action = {"name": "action", "type": "category", "decoder": {"labels": LABELS}}
     rows = rows_of(dialogues(5))
     slots, static = (
-        parts_of(lm, config_of(free, action, REPLY, generation={"slots": value})) for value in (True, False)
+        pipeline_of(lm, config_of(free, action, REPLY, generation={"slots": value})) for value in (True, False)
     )
 
     assert answers_of(static, rows) == answers_of(slots, rows)
 
 
 def test_less_memory_than_planned_changes_no_answer(lm: Any, memory_ceiling: Any) -> None:
-    parts, rows = parts_of(lm, config_of()), rows_of(dialogues(8))
-    wanted, budget = answers_of(parts, rows, batch_size=2), BatchBudget(8)
+    pipeline, rows = pipeline_of(lm, config_of()), rows_of(dialogues(8))
+    wanted, budget = answers_of(pipeline, rows, batch_size=2), BatchBudget(8)
 
     with memory_ceiling(lm.base, 1100):
-        answers = answers_of(parts, rows, budget=budget)
+        answers = answers_of(pipeline, rows, budget=budget)
 
     assert budget.out_of_memory > 0
     assert answers == wanted
@@ -229,9 +229,9 @@ def test_the_best_of_several_turns_is_kept_for_any_batch_size_and_memory(
     lm: Any, memory_ceiling: Any, slots: bool
 ) -> None:
     outputs, rows = (REPLY, REPLY | {"name": "more"}), rows_of(dialogues(5, longest=20))
-    parts = parts_of(lm, config_of(*outputs, generation={"do_sample": True, "slots": slots}))
+    pipeline = pipeline_of(lm, config_of(*outputs, generation={"do_sample": True, "slots": slots}))
     rule = Rule(lambda row, answer: float(sum(map(ord, answer)) % 97))
-    best = replace(parts, best_of=BestOf(3, rule, keep_samples=True))
+    best = replace(pipeline, best_of=BestOf(3, rule, keep_samples=True))
     budget = BatchBudget(8)
 
     answers = answers_of(best, rows, batch_size=2)
@@ -240,7 +240,7 @@ def test_the_best_of_several_turns_is_kept_for_any_batch_size_and_memory(
     with memory_ceiling(lm.base, 500 if slots else 150):
         assert answers_of(best, rows, budget=budget) == answers
     assert budget.out_of_memory > 0
-    first = answers_of(parts, rows)
+    first = answers_of(pipeline, rows)
     assert set(answers[0]) == {"reply", "more"}
     assert sum(answers[row] != first[row] for row in first) >= 2
     for answer in generate_for_rows(best, rows, budget=BatchBudget(4)):
@@ -252,10 +252,10 @@ def test_the_best_of_several_turns_is_kept_for_any_batch_size_and_memory(
 
 def test_a_row_whose_context_is_full_names_the_output_without_room(lm: Any) -> None:
     free = {"name": "state", "type": "json", "decoder": {"max_new_tokens": 12}}
-    parts = parts_of(lm, config_of(free, REPLY))
+    pipeline = pipeline_of(lm, config_of(free, REPLY))
     values = [*dialogues(2), {"messages": [{"role": "user", "content": "x" * 235}]}]
 
-    answers = answers_of(parts, rows_of(values))
+    answers = answers_of(pipeline, rows_of(values))
 
     assert list(answers[0]) == ["state", "reply"]
     assert "reply: the prompt has" in answers[2]["error"]
@@ -263,13 +263,13 @@ def test_a_row_whose_context_is_full_names_the_output_without_room(lm: Any) -> N
 
 
 def test_a_job_continues_with_the_rows_that_are_missing_in_its_journal(lm: Any, tmp_path: Path) -> None:
-    parts, rows = parts_of(lm, config_of()), rows_of(dialogues(6))
+    pipeline, rows = pipeline_of(lm, config_of()), rows_of(dialogues(6))
     files = PredictionFiles(journal=tmp_path / "journal.jsonl", fingerprint={"model": "m"})
-    whole = list(predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(3)))
+    whole = list(predict_rows(pipeline, rows, files, budget=lambda prompts: BatchBudget(3)))
     lines = files.journal.read_bytes().splitlines(keepends=True)
     files.journal.write_bytes(b"".join(lines[:-3]) + lines[-3][:20])  # as after a kill while a line was written
 
-    resumed = predict_rows(parts, rows, files, budget=lambda prompts: BatchBudget(2))
+    resumed = predict_rows(pipeline, rows, files, budget=lambda prompts: BatchBudget(2))
 
     assert resumed.stats.resumed == 3
     texts = ("key", "state_raw", "action_raw", "reply_raw", "tokens", "finish_reason", "status")
@@ -291,9 +291,9 @@ def test_a_job_continues_with_the_rows_that_are_missing_in_its_journal(lm: Any, 
 
 def test_an_unreadable_output_leaves_the_others_readable(lm: Any) -> None:
     free = {"name": "state", "type": "json", "decoder": {"max_new_tokens": 4}}
-    parts = parts_of(lm, config_of(free, ACTION))
+    pipeline = pipeline_of(lm, config_of(free, ACTION))
 
-    for answer in generate_for_rows(parts, rows_of(dialogues(2)), budget=BatchBudget(2)):
+    for answer in generate_for_rows(pipeline, rows_of(dialogues(2)), budget=BatchBudget(2)):
         assert answer.decoded.values["action"] in LABELS
         assert set(answer.decoded.errors) == {"state"}
         assert answer.error is not None
@@ -301,20 +301,20 @@ def test_an_unreadable_output_leaves_the_others_readable(lm: Any) -> None:
 
 
 def test_the_limit_of_new_tokens_holds_for_each_output_and_the_questions_between(lm: Any) -> None:
-    parts = parts_of(lm, config_of())
-    assert parts.sequence is not None
+    pipeline = pipeline_of(lm, config_of())
+    assert pipeline.sequence is not None
 
     label = max(len(lm.tokenizer.encode(text, add_special_tokens=False)) for text in LABELS)
-    assert parts.sequence.new_tokens == (40, label, 6)
-    assert parts.max_new_tokens == 40 + label + 6 + sum(parts.sequence.question_tokens)
-    limited = parts_of(lm, config_of(STATE, REPLY, generation={"max_new_tokens": 9}))
+    assert pipeline.sequence.new_tokens == (40, label, 6)
+    assert pipeline.max_new_tokens == 40 + label + 6 + sum(pipeline.sequence.question_tokens)
+    limited = pipeline_of(lm, config_of(STATE, REPLY, generation={"max_new_tokens": 9}))
     assert limited.sequence is not None
     assert limited.sequence.new_tokens == (9, 9)
 
 
 def test_without_a_constraint_the_options_have_no_form(lm: Any) -> None:
-    free = parts_of(lm, config_of({"name": "state", "type": "json"}, REPLY)).generation
-    held = parts_of(lm, config_of()).generation
+    free = pipeline_of(lm, config_of({"name": "state", "type": "json"}, REPLY)).generation
+    held = pipeline_of(lm, config_of()).generation
 
     assert isinstance(free, GenerationOptions)
     assert (free.constraint_hash, free.unconstrained) == ("", replace(free, constraints=()))

@@ -29,7 +29,7 @@ def model(**sections: Any) -> Model:
     with (
         torch.no_grad()
     ):  # a new model repeats itself; with sharper logits its answers vary and include incomplete characters
-        for parameter in made._backend.parts().lm.module.parameters():
+        for parameter in made._backend.pipeline().lm.module.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
     return made
@@ -91,7 +91,7 @@ def test_a_stream_that_is_not_read_completely_does_not_change_the_model() -> Non
     pieces = made.generate(PROMPTS[0], max_new_tokens=20, stream=True)
     next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert made._backend.parts().lm.base.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
+    assert made._backend.pipeline().lm.base.config._attn_implementation == "sdpa"  # type: ignore[attr-defined]
     assert made.generate(PROMPTS[0], max_new_tokens=20) == whole
 
 

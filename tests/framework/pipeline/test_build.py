@@ -17,7 +17,7 @@ def zero_shot(colours: Any, **changes: Any) -> dict[str, Any]:
 
 def words_of(model: Model) -> set[str]:
     """Return the words in the vocabulary of the tokenizer, without their space marks."""
-    tokenizer = model._backend.parts().lm.tokenizer
+    tokenizer = model._backend.pipeline().lm.tokenizer
     return {tokenizer.decode([number]).strip() for number in tokenizer.get_vocab().values()}
 
 

@@ -37,7 +37,7 @@ def build_pipeline(colours: Any) -> Any:
         {"name": "number", "type": "number"},
     ]
     config = colours.config(trainer={"type": "none", "batch_size": 8}, output_features=outputs)
-    return LocalBackend(RunContext(load_config(config), quiet=True)).parts()
+    return LocalBackend(RunContext(load_config(config), quiet=True)).pipeline()
 
 
 @pytest.fixture(scope="module")

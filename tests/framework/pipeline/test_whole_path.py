@@ -133,7 +133,7 @@ def test_categories_are_probed_with_the_tokens_of_their_labels(device: Any, make
     del settings["generation"]
     model = Model(settings, quiet=True)
     result = model.tune(asked).by_purpose()["generation"]
-    assert result.new_tokens == model._backend.parts().max_new_tokens < 15
+    assert result.new_tokens == model._backend.pipeline().max_new_tokens < 15
     device.passes.clear()
     assert statuses(model.predict(asked)) == {"ok"}
     assert max(one.rows for one in device.work()) == result.rows

@@ -39,7 +39,7 @@ def make_model(folder: Path, **sections: Any) -> Model:
     rows = folder / "rows.jsonl"
     rows.write_text('{"question": "a", "answer": "b"}\n', encoding="utf8")
     made = Model({**CONFIG, "data": {"source": str(rows)}, **sections}, quiet=True)
-    lm: Any = made._backend.parts().lm
+    lm: Any = made._backend.pipeline().lm
     lm.tokenizer.chat_template = CHATML
     with torch.no_grad():
         for parameter in lm.module.parameters():

@@ -30,7 +30,7 @@ def pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     tokenizer.chat_template = request.param
     tokenizer.save_pretrained(base)
     (base / SUMS).unlink()
-    return Model(chat_config(base_model=str(base), data=data), quiet=True)._backend.parts()
+    return Model(chat_config(base_model=str(base), data=data), quiet=True)._backend.pipeline()
 
 
 @pytest.mark.parametrize(

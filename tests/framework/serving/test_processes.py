@@ -164,7 +164,7 @@ def test_the_page_of_a_model_that_answers_no_messages_is_announced_with_the_reas
         raise Said(line)
 
     plain = make_model(tmp_path)
-    plain._backend.parts().lm.tokenizer.chat_template = None  # type: ignore[attr-defined]
+    plain._backend.pipeline().lm.tokenizer.chat_template = None  # type: ignore[attr-defined]
     with pytest.raises(Said, match=r"^the page at / cannot chat: .*chat template"):
         plain.serve(port=0, ui=True, context=200, batch_size=2, say=say)
 

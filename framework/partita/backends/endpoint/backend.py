@@ -25,7 +25,7 @@ from partita.generation.prompts import PromptSource
 from partita.generation.requests import GenerationSettings
 from partita.outputs.decode import Decoder
 from partita.pipeline.batch_sizes import BatchSizes
-from partita.pipeline.build import PipelineParts
+from partita.pipeline.build import Pipeline
 from partita.simulation.build import section_of
 from partita.simulation.report import SimulationReport
 from partita_schema.dialogues.common_form import is_structured
@@ -102,7 +102,7 @@ class EndpointBackend(Backend):
     def __init__(self, context: RunContext) -> None:
         """Connect to nothing; the server is asked when a verb first needs it."""
         super().__init__(context)
-        self._parts: PipelineParts | None = None
+        self._pipeline: Pipeline | None = None
         self._client: EndpointClient | None = None
 
     @property
@@ -113,11 +113,11 @@ class EndpointBackend(Backend):
             self._client = server_of(self.context.config)
         return self._client
 
-    def parts(self) -> PipelineParts:
-        """Return the parts for prediction with the model on the server."""
-        if self._parts is None:
-            self._parts = build_endpoint_parts(self.context, self.client)
-        return self._parts
+    def pipeline(self) -> Pipeline:
+        """Return the pipeline for prediction with the model on the server."""
+        if self._pipeline is None:
+            self._pipeline = build_endpoint_pipeline(self.context, self.client)
+        return self._pipeline
 
     def concurrency(self, batch_size: int | None) -> int:
         """Return the number of concurrent requests: `batch_size` if set, else backend.concurrency."""
@@ -129,7 +129,7 @@ class EndpointBackend(Backend):
 
     def evaluator(self, *, batch_size: int | None) -> "EndpointEvaluator":
         """Return the evaluator, which computes no loss."""
-        return EndpointEvaluator(self.with_reward(self.parts()), self.concurrency(batch_size))
+        return EndpointEvaluator(self.with_reward(self.pipeline()), self.concurrency(batch_size))
 
     def generate(
         self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
@@ -148,14 +148,14 @@ class EndpointBackend(Backend):
             ModelError: The server returned no answer.
         """
         self.refuse_best_of("generate")
-        parts = self.parts()
+        pipeline = self.pipeline()
         if stream:
             raise PartitaError("a server's answers come whole; leave stream out, or remove backend: {type: endpoint}")
         settings = GenerationSettings(
-            parts.generation, BatchBudget(self.concurrency(batch_size)), self.context.config.sampling_seed
+            pipeline.generation, BatchBudget(self.concurrency(batch_size)), self.context.config.sampling_seed
         )
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        completions = self.client.write(texts, settings, max_new_tokens=max_new_tokens or parts.max_new_tokens)
+        completions = self.client.write(texts, settings, max_new_tokens=max_new_tokens or pipeline.max_new_tokens)
         return [generated.text for generated in completions]
 
     def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
@@ -187,8 +187,8 @@ class EndpointEvaluator:
 
     process_group = SINGLE_PROCESS
 
-    def __init__(self, parts: PipelineParts, concurrency: int) -> None:
-        self.parts = parts
+    def __init__(self, pipeline: Pipeline, concurrency: int) -> None:
+        self.pipeline = pipeline
         self.concurrency = concurrency
 
     def loss(self, encoded: TokenizedDataset) -> None:
@@ -200,14 +200,14 @@ class EndpointEvaluator:
         yield BatchBudget(self.concurrency)
 
 
-def build_endpoint_parts(context: RunContext, client: EndpointClient) -> PipelineParts:
-    """Build the parts of a run on a server."""
+def build_endpoint_pipeline(context: RunContext, client: EndpointClient) -> Pipeline:
+    """Build the pipeline of a run on a server."""
     config, folder = context.config, context.loaded.folder
     labels, training = context.known_labels()
     retriever = build_retriever(config, training=training, folder=folder)
     chat = Messages(system=config.prompt.system) if client.mode == "chat" else None
     formatter = Formatter(config, tokenizer=client.tokenizer, labels=labels, retriever=retriever, chat=chat)
-    return PipelineParts(
+    return Pipeline(
         config=config,
         generator=client,
         folder=folder,

@@ -27,7 +27,7 @@ from partita.export.report import ExportReport
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.pipeline.batch_sizes import BatchSizes
-from partita.pipeline.build import Labels, PipelineParts, prediction_parts, training_texts
+from partita.pipeline.build import Labels, Pipeline, assemble_pipeline, training_texts
 from partita.pipeline.dataset_loss import (
     BatchLoss,
     DatasetLoss,
@@ -79,28 +79,28 @@ class RayBackend(Backend):
         """Start nothing; workers are started when a verb first needs them."""
         super().__init__(context)
         self._pool: WorkerPool | None = None
-        self._parts: PipelineParts | None = None
+        self._pipeline: Pipeline | None = None
 
     # Prediction and evaluation
 
-    def parts(self) -> PipelineParts:
-        """Return the parts for prediction, with the model on workers."""
-        if self._parts is None:
+    def pipeline(self) -> Pipeline:
+        """Return the pipeline for prediction, with the model on workers."""
+        if self._pipeline is None:
             self.context.check_single_process()
             self.context.use_finished_run()
-            self._pool, self._parts = build_ray_parts(self.context)
-        return self._parts
+            self._pool, self._pipeline = build_ray_pipeline(self.context)
+        return self._pipeline
 
     @property
     def pool(self) -> WorkerPool:
         """The workers."""
-        self.parts()
+        self.pipeline()
         assert self._pool is not None
         return self._pool
 
     def prediction_budget(self, prompts: PromptSource, *, batch_size: int | None) -> BatchBudget:
         """Return the rows that each worker generates at a time."""
-        evaluator = RayEvaluator(self.parts(), self.pool, batch_size=batch_size)
+        evaluator = RayEvaluator(self.pipeline(), self.pool, batch_size=batch_size)
         return evaluator.budget(prompts.lengths, shared_tokens=len(prompts.prefix))
 
     def evaluator(self, *, batch_size: int | None) -> "RayEvaluator":
@@ -108,7 +108,7 @@ class RayBackend(Backend):
         config, objective = self.context.config, CROSS_ENTROPY
         if not compares_with_start(config):  # else ranks evaluate
             objective = evaluation_objective(config, undesirable_weight=None)
-        return RayEvaluator(self.with_reward(self.parts()), self.pool, batch_size=batch_size, objective=objective)
+        return RayEvaluator(self.with_reward(self.pipeline()), self.pool, batch_size=batch_size, objective=objective)
 
     def evaluate(self, dataset: Any, *, batch_size: int | None) -> Metrics:
         """Compute metrics on labeled rows, those of a loss that compares with the model before training on ranks."""
@@ -122,7 +122,7 @@ class RayBackend(Backend):
         """Compute metrics on Ray ranks, each of which runs `LocalBackend.evaluate`."""
         context = self.context
         context.use_finished_run()
-        self._pool = self._parts = None  # the workers would hold their models meanwhile
+        self._pool = self._pipeline = None  # the workers would hold their models meanwhile
         check_is_alone()
         assert context.run is not None
         folder = context.output_folder
@@ -151,7 +151,7 @@ class RayBackend(Backend):
         callback_classes(context.config.callbacks, folder=context.loaded.folder)
         chosen = context.choose_run(None if run is None else Path(run))
         folder = chosen.folder
-        self._pool = self._parts = None  # they hold the model of another run
+        self._pool = self._pipeline = None  # they hold the model of another run
         manifest = read_manifest(folder)
         if manifest.get("status") == "done" and manifest.get("config") == context.config.model_dump(mode="json"):
             return LocalBackend(context).train(dataset, folder, callbacks=callbacks)
@@ -237,7 +237,7 @@ class RayEvaluator:
 
     def __init__(
         self,
-        parts: PipelineParts,
+        pipeline: Pipeline,
         pool: WorkerPool,
         *,
         batch_size: int | None,
@@ -246,12 +246,12 @@ class RayEvaluator:
         """Set up the evaluator.
 
         Args:
-            parts: The parts of the run.
+            pipeline: The model, tokenizer and decoder of the run.
             pool: The workers.
             batch_size: Batch size set by the caller, or None.
             objective: What is computed.
         """
-        self.parts = parts
+        self.pipeline = pipeline
         self.pool = pool
         self.batch_size = batch_size
         self.objective = objective
@@ -297,7 +297,7 @@ class RayEvaluator:
     @contextmanager
     def generation_budget(self, rows: Rows) -> Iterator[BatchBudget]:
         """Yield the rows that each worker generates at a time."""
-        lengths, shared = prompt_lengths(self.parts, [rows])
+        lengths, shared = prompt_lengths(self.pipeline, [rows])
         yield self.budget(lengths, shared_tokens=shared)
 
     def budget(self, lengths: "npt.NDArray[np.integer]", *, shared_tokens: int) -> BatchBudget:
@@ -308,17 +308,17 @@ class RayEvaluator:
             shared_tokens: Length of the prefix that all prompts share, in tokens.
         """
         offer = self.pool.offer(
-            self.parts.generation,
+            self.pipeline.generation,
             lengths=lengths,
             shared_tokens=shared_tokens,
             batch_size=self.batch_size,
-            max_new_tokens=self.parts.max_new_tokens,
+            max_new_tokens=self.pipeline.max_new_tokens,
         )
         return BatchBudget(offer.size.rows, token_budget=offer.token_budget)
 
 
-def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
-    """Return a pool of workers, and the parts of the run with it; rows are tokenized in this process.
+def build_ray_pipeline(context: RunContext) -> tuple[WorkerPool, Pipeline]:
+    """Return a pool of workers, and the pipeline of the run with it; rows are tokenized in this process.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -349,9 +349,9 @@ def build_ray_parts(context: RunContext) -> tuple[WorkerPool, PipelineParts]:
         labels = {**labels, config.head_output.name: pool.facts.head_labels or ()}
     # The rows of a reward model may hold two answers to a prompt, each of which fits.
     generator = PoolGenerator(pool, is_limited=not config.scores_answers)
-    parts = prediction_parts(config, pool, generator, row_tokenizer, folder=folder, labels=labels)
+    pipeline = assemble_pipeline(config, pool, generator, row_tokenizer, folder=folder, labels=labels)
     logger.info("%s with the model on Ray", counted(worker_backend.workers, "worker"))
-    return pool, parts
+    return pool, pipeline
 
 
 def load_request(context: RunContext, tokenizer: "PreTrainedTokenizerFast", *, labels: Labels) -> LoadRequest:

@@ -10,7 +10,7 @@ from partita.backends.context import RunContext
 from partita.backends.row_server.description import RowServer, check_fits, open_server
 from partita.backends.row_server.generator import ROWS, RowServerGenerator
 from partita.data.rows import digest, row_content
-from partita.generation.job import PredictionJob, PredictionParts
+from partita.generation.job import PredictionJob, PredictionPipeline
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptRows, PromptSource
 from partita.lm.base import GenerationOptions
@@ -46,8 +46,8 @@ class RowPrompts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedParts(PredictionParts):
-    """The parts of a job on a server."""
+class ServedPipeline(PredictionPipeline):
+    """The pipeline of a job on a server."""
 
     generator: RowServerGenerator
 
@@ -93,14 +93,14 @@ def predict_on_server(context: RunContext, dataset: Any, options: PredictOptions
         context,
         dataset,
         options,
-        load=lambda: served_parts(context, open_server(url), batch_size=options.batch_size),
+        load=lambda: served_pipeline(context, open_server(url), batch_size=options.batch_size),
         weights=lambda: None,
         budget=lambda prompts: BatchBudget(options.batch_size or ROWS),
     )
 
 
-def served_parts(context: RunContext, server: RowServer, *, batch_size: int | None) -> ServedParts:
-    """Return the parts of a job on a server.
+def served_pipeline(context: RunContext, server: RowServer, *, batch_size: int | None) -> ServedPipeline:
+    """Return the pipeline of a job on a server.
 
     Args:
         context: The configuration.
@@ -125,7 +125,7 @@ def served_parts(context: RunContext, server: RowServer, *, batch_size: int | No
             f"{context_tokens:,}",
             "any number" if limit is None else f"{limit:,}",
         )
-    return ServedParts(
+    return ServedPipeline(
         config=config,
         generator=RowServerGenerator(server, config),
         row_tokenizer=RowPrompts(),

@@ -82,7 +82,7 @@ class SegmentTokenizer:
                 if dropped and ids[: len(dropped)] != dropped:
                     merged.append(index)
                 elif mixed[index]:
-                    results[index] = parts_of(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
+                    results[index] = ids_by_segment(ids, encoding, unit, dropped=len(dropped), shift=len(anchor))
                 elif len(unit.segments) == 1:
                     results[index] = [ids[len(dropped) :] if dropped else ids]
                 else:
@@ -123,7 +123,7 @@ def first_filled(unit: TokenizedUnit) -> int:
     return next((index for index, segment in enumerate(unit.segments) if segment.text), 0)
 
 
-def parts_of(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int, shift: int) -> list[list[int]]:
+def ids_by_segment(ids: list[int], encoding: Any, unit: TokenizedUnit, *, dropped: int, shift: int) -> list[list[int]]:
     """Return the tokens of each segment of a unit.
 
     Args:

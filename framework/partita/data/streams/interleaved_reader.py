@@ -65,7 +65,7 @@ class InterleavedReader:
         """
         self._weights, self._stop = list(weights), stop
         width = max(1, min(OPEN, OPEN_IN_ALL // (num_groups * len(sources)))) if shuffle else 1
-        counts, self._ended, positions = parts_of(state, len(sources))
+        counts, self._ended, positions = read_state(state, len(sources))
         self._readers = [
             ShardsInTurn(
                 source,
@@ -156,7 +156,7 @@ def damaged() -> ResumeError:
     return ResumeError("the data position is damaged; continue from an older checkpoint")
 
 
-def parts_of(state: Any, sources: int) -> tuple[list[int] | None, list[int], list[Any]]:
+def read_state(state: Any, sources: int) -> tuple[list[int] | None, list[int], list[Any]]:
     """Return the mixer's counts, the ended sources and each source's position, from a state or at the start."""
     if state is None:
         return None, [0] * sources, [None] * sources

@@ -15,7 +15,7 @@ from partita.backends.ray.backend import RayBackend, RayEvaluator
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
 from partita.generation.oom_backoff import BatchBudget
-from partita.pipeline.build import Pipeline
+from partita.pipeline.build import LocalPipeline
 from partita.pipeline.dataset_loss import DatasetLoss, batch_loss, dataset_loss
 from partita.pipeline.eval_dataset import build_eval_dataset
 from partita_schema.load import load_config
@@ -42,26 +42,26 @@ def test_a_finished_run_replaces_the_model_on_the_workers(tmp_path: Path) -> Non
     LocalBackend(RunContext(load_config(config))).train(None, run)
     backend = RayBackend(RunContext(load_config(config)))
     of_another_run: Any = object()
-    backend._pool = backend._parts = of_another_run
+    backend._pool = backend._pipeline = of_another_run
 
     backend.train(None, run)
 
     assert backend._pool is None
-    assert backend._parts is None
+    assert backend._pipeline is None
     assert backend.context.run == run
 
 
 class WorkersHere:
     """Workers that compute in this process; tasks and results are pickled, as on the way between processes."""
 
-    def __init__(self, parts: Pipeline) -> None:
-        self.parts, self.tokenizer, self.answer_context = parts, parts.lm.tokenizer, None
+    def __init__(self, pipeline: LocalPipeline) -> None:
+        self.pipeline, self.tokenizer, self.answer_context = pipeline, pipeline.lm.tokenizer, None
 
     def ask(self, method: str, *arguments: Any, **named: Any) -> list[BatchSize]:
         return [BatchSize(rows=4, origin="file", device="cpu")]
 
     def each(self, method: str, tasks: Iterable[tuple[Batch, Objective]], *, size: BatchSize) -> list[Any]:
-        context = ObjectiveContext(self.parts.lm, self.parts.lm.module)
+        context = ObjectiveContext(self.pipeline.lm, self.pipeline.lm.module)
         losses = []
         for task in tasks:
             batch, objective = pickle.loads(pickle.dumps(task))
@@ -76,13 +76,13 @@ def evaluated(folder: Path, config: dict[str, Any]) -> tuple[DatasetLoss, Datase
     backend = LocalBackend(RunContext(load_config(config)))
     if config["trainer"]["type"] != "none":
         backend.train(None, folder / "run")
-    parts = backend.parts()
+    pipeline = backend.pipeline()
     rows = open_rows(folder / "rows.jsonl", folder=Path())
-    encoded = build_eval_dataset(parts, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
-    objective = evaluation_objective(parts.config, undesirable_weight=None)
-    workers: Any = WorkersHere(parts)
-    found = RayEvaluator(parts, workers, batch_size=None, objective=objective).loss(encoded)
-    return found, dataset_loss(parts, encoded, budget=BatchBudget(4), objective=objective)
+    encoded = build_eval_dataset(pipeline, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
+    objective = evaluation_objective(pipeline.config, undesirable_weight=None)
+    workers: Any = WorkersHere(pipeline)
+    found = RayEvaluator(pipeline, workers, batch_size=None, objective=objective).loss(encoded)
+    return found, dataset_loss(pipeline, encoded, budget=BatchBudget(4), objective=objective)
 
 
 SHAPE = {"type": "scratch", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "context_length": 16}

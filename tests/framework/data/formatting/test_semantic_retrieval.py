@@ -83,9 +83,9 @@ def test_a_zero_shot_prompt_contains_the_most_similar_example(
     model = Model(config, quiet=True)
     predictions = model.predict([{"text": "a tree"}, {"text": "red balls"}])
     assert {row["status"] for row in predictions} == {"ok"}
-    row_tokenizer = model._backend.parts().row_tokenizer
+    row_tokenizer = model._backend.pipeline().row_tokenizer
     prompts = row_tokenizer.encode_prompts([{"text": "a tree"}, {"text": "red balls"}], ["q:1", "q:2"])
-    tokenizer = model._backend.parts().lm.tokenizer
+    tokenizer = model._backend.pipeline().lm.tokenizer
     first, second = (tokenizer.decode(prompt.input_ids) for prompt in prompts)
     assert "a green tree" in first
     assert "three red balls" in second

@@ -541,7 +541,7 @@ def config(**trainer):
 
 def opened(**trainer):
     model = Model(config(**trainer), quiet=True)
-    lm = model._backend.parts().lm
+    lm = model._backend.pipeline().lm
     assert enable_fast_products(lm.module, least=Least(multiplications=0, weights=1024))
     lm.has_fast_products = lm.few_kernels = True
     return model
