@@ -22,7 +22,7 @@ from partita.generation.prompts import PromptSource
 from partita.generation.tables import check_output
 from partita.pipeline.build import AnyPipeline, Pipeline
 from partita.pipeline.eval_dataset import build_eval_dataset, tokens_made_once
-from partita.pipeline.evaluate import Evaluation, Evaluator, evaluate_dataset
+from partita.pipeline.evaluate import EvaluationResult, Evaluator, evaluate_dataset
 from partita.pipeline.fingerprint import answer_fingerprint, journal_path
 from partita.runs.files import writing
 from partita.runs.waiting import waiting
@@ -269,7 +269,7 @@ def predict_dataset(
     )
 
 
-def output_metrics(evaluation: Evaluation, config: Config, *, rows: int) -> Metrics:
+def output_metrics(evaluation: EvaluationResult, config: Config, *, rows: int) -> Metrics:
     """Return the metrics by output: those of answers, or those of the objective for outputs without answers.
 
     Args:

@@ -21,7 +21,7 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
 
 @dataclass
-class Waits:
+class StepWaits:
     """How long the consumer of a loader has waited for steps."""
 
     seconds: float = 0.0
@@ -108,7 +108,7 @@ class IndexedLoader:
         self._data_position = DataPosition(
             shortened_inputs({**encoded.fingerprint_inputs, **(more_inputs or {}), **settings, **versions})
         )
-        self._waits = Waits()
+        self._waits = StepWaits()
 
     @property
     def waits(self) -> dict[str, float]:
@@ -143,7 +143,7 @@ class IndexedLoader:
         """Return a loader of the same batches from the first step on, timed separately."""
         loader = copy.copy(self)
         vars(loader).update(
-            _data_position=DataPosition(self._data_position.fingerprint_inputs), _waits=Waits(), _started=False
+            _data_position=DataPosition(self._data_position.fingerprint_inputs), _waits=StepWaits(), _started=False
         )
         return loader
 

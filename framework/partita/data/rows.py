@@ -300,12 +300,12 @@ def hash_rows(store: Store, indices: np.ndarray | None = None) -> str:
     chosen = np.arange(len(store)) if indices is None else indices
     for start in range(0, len(chosen), CHUNK):
         rows = store.read(chosen[start : start + CHUNK])
-        content = json_bytes(rows)
+        content = json_or_none(rows)
         state.update(b"".join(map(row_bytes, rows)) if content is None else content)
     return state.hexdigest()
 
 
-def json_bytes(value: Any) -> bytes | None:
+def json_or_none(value: Any) -> bytes | None:
     """Return a value as JSON; None if JSON cannot represent it, or it is nested too deeply for it."""
     try:
         return json.dumps(value, default=repr).encode()
@@ -315,7 +315,7 @@ def json_bytes(value: Any) -> bytes | None:
 
 def row_content(row: Mapping[str, Any]) -> bytes:
     """Return the content of a row for a hash."""
-    content = json_bytes(row)
+    content = json_or_none(row)
     return row_bytes(row) if content is None else content
 
 

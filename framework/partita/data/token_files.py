@@ -116,7 +116,7 @@ class TokenWriter:
         self._open.close()
         counts = {name: self._folder / name for name in COUNTS}
         sizes |= {name: path.stat().st_size for name, path in counts.items()}
-        sums = self._sums | {name: file_sum(path) for name, path in counts.items()}
+        sums = self._sums | {name: file_crc(path) for name, path in counts.items()}
         contents = {
             "format": FORMAT,
             "rows": self.rows,
@@ -193,7 +193,7 @@ def check_file(path: Path, contents: Mapping[str, Any]) -> None:
         size = path.stat().st_size
         if size != expected:
             raise DamagedTokens(f"{path.name} has {size:,} bytes instead of {expected:,}")
-        if file_sum(path) != contents["sums"][path.name]:
+        if file_crc(path) != contents["sums"][path.name]:
             raise DamagedTokens(f"{path.name} is not as it was written")
     except OSError as error:
         raise DamagedTokens(f"{path.name} cannot be read: {error.strerror}") from None
@@ -205,7 +205,7 @@ def mapped(path: Path) -> np.ndarray:
     return np.memmap(path, kind, mode="r") if path.stat().st_size else np.empty(0, kind)
 
 
-def file_sum(path: Path) -> int:
+def file_crc(path: Path) -> int:
     """Return the CRC-32 of a file. It is read, not mapped, since mapped pages count as this process's memory."""
     total = 0
     with path.open("rb", buffering=0) as file:

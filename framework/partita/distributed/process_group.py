@@ -32,7 +32,7 @@ class DistributedGroup:
         """Wait for all ranks. Raises OtherRankError if some do not connect in time."""
         self.rank, self.world_size, self.local_world_size = world.rank, world.world_size, world.local_world_size
         timeout = timedelta(seconds=timeout_seconds)
-        with waiting("the start"):
+        with exchange_errors("the start"):
             if not dist.is_initialized():  # Ray starts it itself
                 network = NETWORKS.get(device.type)
                 backend = f"cpu:gloo,{device.type}:{network}" if network else "gloo"
@@ -44,7 +44,7 @@ class DistributedGroup:
     def all_gather_object(self, mine: T, about: str) -> list[T]:
         """Return the objects of all ranks, in rank order. Raises OtherRankError if a rank is gone."""
         gathered: list[Any] = [None] * self.world_size
-        with waiting(about):
+        with exchange_errors(about):
             dist.all_gather_object(gathered, (about, mine), group=self.control)
         others = {name for name, _ in gathered}
         if others != {about}:
@@ -84,14 +84,14 @@ class DistributedGroup:
         name = f"partita {self.counters} {about}"
 
         def add(amount: int) -> int:
-            with waiting(about):
+            with exchange_errors(about):
                 return int(self.store.add(name, amount)) - amount
 
         return add
 
     def all_reduce_sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace each tensor by its sum over all ranks."""
-        with waiting("the sum of the gradients"):
+        with exchange_errors("the sum of the gradients"):
             for bucket in buckets(tensors):
                 if len(bucket) == 1 and bucket[0].is_contiguous():
                     dist.all_reduce(bucket[0])
@@ -104,7 +104,7 @@ class DistributedGroup:
 
 
 @contextmanager
-def waiting(about: str) -> Iterator[None]:
+def exchange_errors(about: str) -> Iterator[None]:
     """Raise LostRankError for errors of an exchange: they mean that another rank is gone."""
     try:
         yield

@@ -32,7 +32,7 @@ from partita.lm.base import (
 from partita.lm.devices import seeded
 from partita.lm.heads.base import check_numbers
 from partita.lm.heads.embedding_bag import EmbeddingBagClassifier, bags_of
-from partita.tokenizers.hub import check_intact, digest, tensors_digest
+from partita.tokenizers.hub import check_intact, short_digest, tensors_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, ResumeError
@@ -191,7 +191,7 @@ class BagLanguageModel:
         """Hash of the tokenizer, the labels and the weights."""
         labels = [label.text for label in self.labels]
         weights = tensors_digest(self.module.state_dict().items())
-        return digest(self.described.model_dump(mode="json"), labels, tokenizer_digest(self.tokenizer), weights)
+        return short_digest(self.described.model_dump(mode="json"), labels, tokenizer_digest(self.tokenizer), weights)
 
     # Answers
 

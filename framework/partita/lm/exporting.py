@@ -13,7 +13,7 @@ from partita.lm.loading import BaseLoader, quiet_progress
 from partita.lm.precision import quantized_layers
 from partita.lm.products.int8_linear import int8_layers, weight_levels
 from partita.lm.saving import adapter_tensors, save_adapter
-from partita.tokenizers.hub import BASE, digest, folder_digest, hub_commit
+from partita.tokenizers.hub import BASE, folder_digest, hub_commit, short_digest
 from partita.tokenizers.load import tokenizer_digest
 from partita.tokenizers.saved_adapters import RecordedBase, weights_hash
 from partita.tokenizers.vocabulary_file import copy_vocabulary
@@ -120,7 +120,7 @@ def origin(lm: LoadedModel, *, adapter: bool = True) -> str:
     Without `adapter`, that of the base model alone, which is also that of the base model with a new adapter.
     """
     base = new_weights(lm) if lm.source is None else source_origin(lm.source, lm=lm)
-    return digest(base, source_origin(lm.adapter_source if adapter else None, lm=lm))
+    return short_digest(base, source_origin(lm.adapter_source if adapter else None, lm=lm))
 
 
 def new_weights(lm: LoadedModel) -> list[Any]:
@@ -150,7 +150,7 @@ def identity(lm: LoadedModel) -> str:
     # In 16 bits the remaining base weights were rounded when an init moved a part of them; files do not round them.
     moved = bool(lm.initial) and lm.base.dtype != torch.float32
     dtypes = sorted({str(parameter.dtype) for parameter in lm.module.parameters()})
-    return digest(
+    return short_digest(
         base,
         dumped,
         kernels,

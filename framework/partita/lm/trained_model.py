@@ -12,7 +12,7 @@ from partita.lm.freezing import trained_parameters
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.neftune import EmbeddingNoise
 from partita.lm.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
-from partita.tokenizers.hub import digest, tensors_digest
+from partita.tokenizers.hub import short_digest, tensors_digest
 from partita_schema.sections.adapter import AdaloraAdapter, LoraAdapter
 from partita_trainers.sharding import exchange_weights
 
@@ -152,5 +152,5 @@ class TrainedModel(LoadedModel):
             return self._fingerprint
         if self._identity is None:
             self._identity = identity(self)
-        self._fingerprint = digest(self._identity, tensors_digest(sorted(changed_tensors(self).items())))
+        self._fingerprint = short_digest(self._identity, tensors_digest(sorted(changed_tensors(self).items())))
         return self._fingerprint

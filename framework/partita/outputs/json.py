@@ -58,7 +58,7 @@ class JsonReader(Reader):
         Raises:
             ReadError: It holds a number that no float can, or violates the schema; with the path in the value.
         """
-        if not is_finite(value):
+        if not all_finite(value):
             raise ReadError("a number is too large")
         if self._validator is None:
             return value
@@ -71,12 +71,12 @@ class JsonReader(Reader):
         return value
 
 
-def is_finite(value: Any) -> bool:
+def all_finite(value: Any) -> bool:
     """Return whether all numbers of a JSON value are finite. A float reads 1e400 as infinity."""
     if isinstance(value, dict):
-        return all(map(is_finite, value.values()))
+        return all(map(all_finite, value.values()))
     if isinstance(value, list):
-        return all(map(is_finite, value))
+        return all(map(all_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
 
 

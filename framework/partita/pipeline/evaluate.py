@@ -54,7 +54,7 @@ class Evaluator(Protocol):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """The result of an evaluation."""
 
     loss: Metrics | None
@@ -76,7 +76,7 @@ def evaluate_dataset(
     max_rows: int | None = None,
     progress: ShowProgress | None = None,
     record: RecordedEvaluation | None = None,
-) -> Evaluation:
+) -> EvaluationResult:
     """Compute the loss, then generate answers and score them.
 
     Args:
@@ -110,7 +110,7 @@ def evaluate_dataset(
                     on_row=recorder.add if recorder is not None else None,
                     process_group=process_group,
                 )
-        evaluation = Evaluation(None if loss is None else loss.metrics, scores)
+        evaluation = EvaluationResult(None if loss is None else loss.metrics, scores)
         if record is not None:
             write = partial(write_rows, recorder, evaluation)
             process_group.run_on_rank_zero(write, "the results of rows")
@@ -122,7 +122,7 @@ def is_answered(config: Config) -> bool:
     return not config.plain_text and all(output.is_compared for output in config.output_features)
 
 
-def write_rows(recorder: RowRecorder | None, evaluation: Evaluation) -> None:
+def write_rows(recorder: RowRecorder | None, evaluation: EvaluationResult) -> None:
     """Write the results of the rows with the metrics of the evaluation, unless earlier ones are kept."""
     if recorder is not None:
         recorder.write(evaluation.flat)

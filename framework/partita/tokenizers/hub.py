@@ -243,9 +243,9 @@ DESCRIPTIONS = (
 )
 
 
-def digest(*parts: Any) -> str:
+def short_digest(*values: Any) -> str:
     """Return 16 hexadecimal digits of the hash of JSON-serializable values."""
-    return json_digest(parts, default=str)[:16]
+    return json_digest(values, default=str)[:16]
 
 
 def folder_digest(folder: Path) -> str:
@@ -258,7 +258,7 @@ def folder_digest(folder: Path) -> str:
     for path in weights if total > FULL_HASH_BYTES else []:
         status = path.stat()
         parts.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
-    return digest(parts)
+    return short_digest(parts)
 
 
 def tensors_digest(tensors: Iterable[tuple[str, "torch.Tensor"]]) -> str:

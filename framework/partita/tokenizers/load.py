@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.tokenizers.hub import check_intact, digest, find_base, loading
+from partita.tokenizers.hub import check_intact, find_base, loading, short_digest
 from partita_schema.common.files import replacing_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
@@ -252,4 +252,4 @@ def tokenizer_digest(tokenizer: "PreTrainedTokenizerFast") -> str:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # These two are settings of the last call, not of the tokenizer.
     rules = {key: value for key, value in backend.items() if key not in ("padding", "truncation")}
-    return digest(rules, tokenizer.special_tokens_map, str(tokenizer.chat_template or ""))
+    return short_digest(rules, tokenizer.special_tokens_map, str(tokenizer.chat_template or ""))

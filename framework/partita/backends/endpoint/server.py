@@ -179,7 +179,7 @@ class EndpointClient:
                     model=self.model,
                     mode=self.mode,
                     max_new_tokens=most,
-                    seed=row_seed(seed, work.key(row)),
+                    seed=request_seed(seed, work.key(row)),
                     extra=self.backend.extra_body,
                 )
                 yield EndpointRequest(row, body, tokens=len(ids) // BYTES_PER_TOKEN + most)
@@ -290,8 +290,8 @@ def send(request_pool: RequestPool[Any], requests: Iterator[EndpointRequest]) ->
     return number
 
 
-def row_seed(seed: int, key: bytes) -> int:
-    """Return the sampling seed of a row: 31 bits, which every server accepts."""
+def request_seed(seed: int, key: bytes) -> int:
+    """Return the sampling seed of the request for a row: 31 bits, which every server accepts."""
     mixed = hashlib.blake2b(seed.to_bytes(16, "little", signed=True) + key, digest_size=4).digest()
     return int.from_bytes(mixed, "little") >> 1
 

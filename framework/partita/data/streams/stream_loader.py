@@ -19,7 +19,7 @@ from partita.data.batching.plan import NOTHING, PlannedBatch
 from partita.data.chunks import ChunkTokenizer, EncodedChunk, RawChunk
 from partita.data.formats.text_files import is_mostly_broken
 from partita.data.formatting.row_tokenizer import RowTokenizer
-from partita.data.indexed_loader import Waits, check_ranks
+from partita.data.indexed_loader import StepWaits, check_ranks
 from partita.data.ledger import LOSS_TOKENS_FOR_A_SHARE, NOTHING_COUNTED, Ledger, UsedRows
 from partita.data.splits import TRAINING
 from partita.data.streams.shard_group import CHUNK, ShardGroup, ShardPlan
@@ -125,7 +125,7 @@ class StreamLoader:
         )
         self._notes: list[WindowReport] = []
         self._num_unreadable = 0
-        self._waits = Waits()
+        self._waits = StepWaits()
         self._counted: Mapping[str, int] = NOTHING_COUNTED
         self.counted_epoch: int | None = 0
         """The epoch whose rows are counted and checked: the first one, or the first one after the data changed. In the

@@ -17,7 +17,7 @@ from partita.backends.endpoint.protocol import (
     server_options,
     written_messages,
 )
-from partita.backends.endpoint.server import row_seed
+from partita.backends.endpoint.server import request_seed
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.load import load_config
 
@@ -115,7 +115,7 @@ def test_an_extra_body_adds_and_removes_keys() -> None:
 
 
 def test_rows_have_separate_seeds_that_any_server_accepts() -> None:
-    seeds = {row_seed(seed, bytes([row])) for seed in range(10) for row in range(100)}
+    seeds = {request_seed(seed, bytes([row])) for seed in range(10) for row in range(100)}
     assert len(seeds) == 1000
     assert all(0 <= seed < 2**31 for seed in seeds)
 
