@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from partita.distributed.init import THREADS_BY_HAND, available_cores, init_process_group
 from partita.distributed.world import LAUNCHED, get_world
@@ -19,7 +20,8 @@ from partita_schema.errors import ConfigError, JobError, Problem
 from partita_schema.sections.backend import RayBackendConfig, TorchrunBackendConfig
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 PR_SET_PDEATHSIG = 1
 """Linux: signal to send to this process when its parent exits."""
@@ -74,35 +76,20 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
-    for name in logging.root.manager.loggerDict:  # each sets its own level
-        if name.startswith("torch.distributed.elastic"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
     backend = config.backend
     if not isinstance(backend, TorchrunBackendConfig):
         raise AssertionError("only a file with backend: {type: torchrun} is launched")
-    processes = num_processes(backend)
+    for name in logging.root.manager.loggerDict:  # each sets its own level
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    settings = launch_settings(backend)
     os.environ[LAUNCHED] = str(os.getpid())
     if "OMP_NUM_THREADS" in os.environ:
         os.environ[THREADS_BY_HAND] = "1"
     else:
-        os.environ["OMP_NUM_THREADS"] = str(max(1, available_cores() // processes))
-    address = backend.address or "localhost:0"
-    timeout_seconds = math.ceil(backend.timeout_seconds)  # the agent takes whole seconds, and refuses 0
-    settings = LaunchConfig(
-        min_nodes=backend.nodes,
-        max_nodes=backend.nodes,
-        nproc_per_node=processes,
-        run_id="partita" if backend.nodes > 1 else f"partita-{os.getpid()}",
-        rdzv_backend="c10d",
-        rdzv_endpoint=address,
-        rdzv_configs={"join_timeout": timeout_seconds},
-        max_restarts=0,
-        # After Ctrl-C or SIGTERM, a step, its evaluation and a checkpoint are finished first. Once a process has
-        # failed, the agent gives the others half a minute, whatever this says.
-        shutdown_timeout=timeout_seconds,
-    )
+        os.environ["OMP_NUM_THREADS"] = str(max(1, available_cores() // settings.nproc_per_node))
     try:
         elastic_launch(settings, sys.executable)("-m", "partita", *arguments)
     except ChildFailedError as error:
@@ -116,14 +103,34 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         return int(failure.exitcode)
     except RendezvousError as error:
         raise JobError(
-            f"the machines did not meet at {address}: {error}; start the same command on {backend.nodes} machines, and "
-            "write backend.address as one that all of them reach"
+            f"the machines did not meet at {settings.rdzv_endpoint}: {error}; start the same command on "
+            f"{backend.nodes} machines, and write backend.address as one that all of them reach"
         ) from error
     except SignalException:
         raise KeyboardInterrupt from None
     finally:
         del os.environ[LAUNCHED]
     return 0
+
+
+def launch_settings(backend: TorchrunBackendConfig) -> "LaunchConfig":
+    """Return the settings of torchrun's launcher."""
+    from torch.distributed.launcher.api import LaunchConfig
+
+    timeout_seconds = math.ceil(backend.timeout_seconds)  # the agent takes whole seconds, and refuses 0
+    return LaunchConfig(
+        min_nodes=backend.nodes,
+        max_nodes=backend.nodes,
+        nproc_per_node=num_processes(backend),
+        run_id="partita" if backend.nodes > 1 else f"partita-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint=backend.address or "localhost:0",
+        rdzv_configs={"join_timeout": timeout_seconds},
+        max_restarts=0,
+        # After Ctrl-C or SIGTERM, a step, its evaluation and a checkpoint are finished first. Once a process has
+        # failed, the agent gives the others half a minute, whatever this says.
+        shutdown_timeout=timeout_seconds,
+    )
 
 
 def end_with_launcher() -> None:

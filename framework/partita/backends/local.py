@@ -168,24 +168,11 @@ class LocalBackend(Backend):
     def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Train, or evaluate with `trainer: {type: none}`; see `Model.train`."""
         context, process_group = self.context, self.context.process_group
-        context.refuse_code("training")
-        if context.config.generation.best_of is not None and process_group.rank == 0:
-            logger.info(
-                "generation.best_of is for predict and evaluate: answers that training generates are not chosen"
-            )
-        check_rounds(context.config, dataset, folder=context.loaded.folder)
-        trainer = build_trainer(
-            context.config.trainer, folder=context.loaded.folder, objective=default_objective(context.config)
-        )
-        rounds = rounds_of(context.config)
-        if rounds is not None:
-            agent_contexts(context)  # a missing model is reported before training starts
-        check_sums_gradients(trainer, context.config, process_group)
+        trainer = self.checked_trainer(dataset)
         callbacks = self.all_callbacks(trainer, callbacks)
         named = None if run is None else Path(run)
         chosen = process_group.run_on_rank_zero(lambda: context.choose_run(named), "the folder of the run")
-        folder = chosen.folder
-        with context.open_run(folder) as directory:
+        with context.open_run(chosen.folder) as directory:
             if chosen.not_continued:
                 logger.info("%s", chosen.not_continued)
             if directory.finished:
@@ -193,30 +180,70 @@ class LocalBackend(Backend):
             with synchronized_errors(process_group, "opening the data"):
                 data = context.open_data(dataset)
                 labels = find_labels(context.config, data.training)
-            trains = context.config.trains
-            if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
-                self._pipeline, self._tuner, result = train_in(
-                    directory,
-                    data,
-                    trainer=trainer,
-                    process_group=process_group,
-                    assemble=partial(self.build_pipeline, labels, data.training, trains),
-                    callbacks=callbacks,
-                )
-                directory.note(steps=result.steps, stopped_early=result.stopped_early)
-            if rounds is not None:
-                # Each round loads its model again, and memory may not fit two.
-                self.drop_model()
-                result = self.train_rounds(rounds, directory, data, callbacks=callbacks)
-            model = "model" if (folder / "model").is_dir() else None
+            result = self.train_on(data, labels, directory, trainer=trainer, callbacks=callbacks)
+            model = "model" if (chosen.folder / "model").is_dir() else None
             costs = process_group.all_gather_object(directory.cost_so_far, "what the run has taken")
             directory.note(
                 cost=merged(costs), status="done", steps=result.steps, stopped_early=result.stopped_early, model=model
             )
         # No rank may read the run before its status is written.
         process_group.all_gather_object(None, "the end of the run")
-        context.run, context.splits = folder, data.splits
+        context.run, context.splits = chosen.folder, data.splits
         return replace(result, batch_sizes=directory.manifest.get("batch_sizes", {}))
+
+    def checked_trainer(self, dataset: Any) -> Trainer:
+        """Return the trainer. What the configuration asks for and training cannot do is refused before a run is made.
+
+        Raises:
+            ConfigError: The trainer cannot be created, or does not fit the other sections or the dataset.
+        """
+        context, config = self.context, self.context.config
+        context.refuse_code("training")
+        if config.generation.best_of is not None and context.process_group.rank == 0:
+            logger.info(
+                "generation.best_of is for predict and evaluate: answers that training generates are not chosen"
+            )
+        check_rounds(config, dataset, folder=context.loaded.folder)
+        trainer = build_trainer(config.trainer, folder=context.loaded.folder, objective=default_objective(config))
+        if rounds_of(config) is not None:
+            agent_contexts(context)  # a missing model is reported before training starts
+        check_sums_gradients(trainer, config, context.process_group)
+        return trainer
+
+    def train_on(
+        self,
+        data: RunData,
+        labels: Labels,
+        directory: RunDirectory,
+        *,
+        trainer: Trainer,
+        callbacks: Sequence[object],
+    ) -> TrainResult:
+        """Train on the rows of a run, and then on the model's own episodes if the configuration has self-training.
+
+        Args:
+            data: The rows of the run.
+            labels: Labels by output.
+            directory: The open run.
+            trainer: The trainer.
+            callbacks: Objects that the trainer calls, on rank 0.
+        """
+        config, rounds = self.context.config, rounds_of(self.context.config)
+        if "rounds" not in directory.manifest and (rounds is None or data.training is not None):
+            self._pipeline, self._tuner, result = train_in(
+                directory,
+                data,
+                trainer=trainer,
+                process_group=self.context.process_group,
+                assemble=partial(self.build_pipeline, labels, data.training, config.trains),
+                callbacks=callbacks,
+            )
+            directory.note(steps=result.steps, stopped_early=result.stopped_early)
+        if rounds is not None:
+            # Each round loads its model again, and memory may not fit two.
+            self.drop_model()
+            result = self.train_rounds(rounds, directory, data, callbacks=callbacks)
+        return result
 
     def all_callbacks(self, trainer: Trainer, passed: Sequence[object]) -> Sequence[object]:
         """Return the callbacks of the configuration, created on rank 0 only, and those that the caller passed.

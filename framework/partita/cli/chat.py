@@ -11,6 +11,8 @@ from partita.cli.options import AnswerOverrides, Context, FilesOrRun, TrustRemot
 from partita_schema.errors import DataError, ModelError, PartitaError
 
 if TYPE_CHECKING:
+    from partita.lm.base import GenerationOptions
+    from partita.serving.engine import ServingEngine
     from partita_schema.config import Config
 
 ENDED_BY_SIGTERM = 128 + signal.SIGTERM
@@ -46,11 +48,29 @@ def chat(
     )
     check_has_text_answers(model.config)
     from partita.model import open_engine
-    from partita.serving.chat_prompts import NO_EFFECT, ineffective_setting, sampling_options
     from partita.serving.conversation import Conversation
     from partita.serving.terminal_chat import HINT, ChatSettings, TerminalChat
 
     engine = open_engine(model, context=context, batch_size=1)
+    options = sampling_of(engine, temperature=temperature, top_p=top_p)
+    settings = ChatSettings(options, max_new_tokens or engine.default_new_tokens, seed)
+    with engine:
+        if is_interactive:
+            print_wrapped(HINT)
+        signal.signal(signal.SIGTERM, end)  # otherwise SIGTERM would only stop an answer, as Ctrl-C does
+        TerminalChat(engine, settings, terminal, Conversation(system or None)).run()
+
+
+def sampling_of(engine: "ServingEngine", *, temperature: float | None, top_p: float | None) -> "GenerationOptions":
+    """Return the generation options of a chat. Raise PartitaError if the model cannot chat, or an option has no effect.
+
+    Args:
+        engine: The engine that answers.
+        temperature: Overrides the temperature of the file.
+        top_p: Overrides the share of probability of the file.
+    """
+    from partita.serving.chat_prompts import NO_EFFECT, ineffective_setting, sampling_options
+
     if engine.prompts.why_none is not None:
         raise ModelError(
             "the model has no chat template, so partita chat cannot write messages as a prompt; use partita predict "
@@ -62,12 +82,7 @@ def chat(
         raise PartitaError(
             f"{NO_EFFECT.format('--top-p')}; write --temperature with a number above 0, or leave --top-p out"
         )
-    settings = ChatSettings(options, max_new_tokens or engine.default_new_tokens, seed)
-    with engine:
-        if is_interactive:
-            print_wrapped(HINT)
-        signal.signal(signal.SIGTERM, end)  # otherwise SIGTERM would only stop an answer, as Ctrl-C does
-        TerminalChat(engine, settings, terminal, Conversation(system or None)).run()
+    return options
 
 
 def end(number: int, frame: FrameType | None) -> NoReturn:

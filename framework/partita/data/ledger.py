@@ -5,8 +5,8 @@ temporary name, fsynced and renamed, so they appear complete or not at all. Rows
 stream, are appended; a kill can then truncate the last line, which readers skip.
 
 A restarted run reads its rows again and rewrites both files. A stream resumes in the middle instead: its counts are
-seven numbers saved with its position (`state`). `load` restores them, with as many quarantined rows as they count, so
-nothing is counted twice, however often a run resumes.
+saved with its position (`state`). `load` restores them, with as many quarantined rows as they count, so nothing is
+counted twice, however often a run resumes.
 """
 
 import json
@@ -322,10 +322,9 @@ class Ledger:
         if not self._resumable:
             self._temporary_file = temporary_path(path).open("w", encoding="utf-8")
             return
+        # If there is an earlier file, it was not loaded yet, and the current one belongs to no run.
         if path.exists() and not earlier(self._folder).exists():
-            path.replace(
-                earlier(self._folder)
-            )  # if the earlier file exists, it was not loaded yet, and the current one belongs to no run
+            path.replace(earlier(self._folder))
         path.write_text("")
 
     def _write(self, record: dict[str, Any], row: Mapping[str, Any] | str | None) -> None:
