@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 from partita.data.batching.collate import Collate, collate
-from partita.data.batching.data_position import DataPosition, Resume, batching_inputs, continued, shortened_inputs
+from partita.data.batching.data_position import DataPosition, Resume, continued, shortened_inputs
 from partita.data.batching.indexed import PLANNER_VERSION, IndexedPlanner, Order, PlannedStep
-from partita.data.batching.policies import build_policy
+from partita.data.batching.settings import BatchSettings
 from partita.data.tokenized import TokenizedDataset
 from partita_schema.errors import DataError, ResumeError
-from partita_schema.sections.batching import Batching
 from partita_trainers.base import GlobalBatch
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -56,12 +55,8 @@ class IndexedLoader:
         self,
         encoded: TokenizedDataset,
         *,
-        batching: Batching,
-        batch_size: int,
-        batches_per_step: int,
-        seed: int,
+        settings: BatchSettings,
         pad_token_id: int,
-        max_tokens: int | None = None,
         order: Order | None = None,
         more_inputs: Mapping[str, str] | None = None,
         collate_batch: Collate | None = None,
@@ -72,12 +67,8 @@ class IndexedLoader:
 
         Args:
             encoded: Tokenized rows.
-            batching: The batching policy and its settings.
-            batch_size: Rows per batch.
-            batches_per_step: M, the number of batches in one optimizer step, summed over all ranks.
-            seed: Decides the order of the rows.
+            settings: How the rows are cut into batches and steps.
             pad_token_id: Id that fills short rows.
-            max_tokens: Resolved value for token_budget's `auto` and pack's default, in tokens.
             order: Order of the rows in an epoch, instead of a permutation.
             more_inputs: Further inputs that decide the batches, such as what `order` is built from, by name.
             collate_batch: Custom collate function.
@@ -87,12 +78,12 @@ class IndexedLoader:
         Raises:
             DataError: If M is not divisible by the world size, or a row is too long for the policy.
         """
-        check_ranks(process_group.world_size, batches_per_step)
+        check_ranks(process_group.world_size, settings.batches_per_step)
         self._planner = IndexedPlanner(
             encoded.lengths,
-            policy=build_policy(batching, batch_size=batch_size, max_tokens=max_tokens),
-            batches_per_step=batches_per_step,
-            seed=seed,
+            policy=settings.policy(),
+            batches_per_step=settings.batches_per_step,
+            seed=settings.seed,
             order=order,
             name=lambda row: str(encoded.keys[row]),
         )
@@ -101,13 +92,9 @@ class IndexedLoader:
         self._resume: Resume = resume
         self._process_group = process_group
         self._started = False
-        settings = batching_inputs(
-            batching, batch_size=batch_size, max_tokens=max_tokens, batches_per_step=batches_per_step, seed=seed
-        )
         versions = {"planner version": str(PLANNER_VERSION), "encoded rows": encoded.fingerprint}
-        self._data_position = DataPosition(
-            shortened_inputs({**encoded.fingerprint_inputs, **(more_inputs or {}), **settings, **versions})
-        )
+        inputs = encoded.fingerprint_inputs | dict(more_inputs or {}) | settings.fingerprint_inputs() | versions
+        self._data_position = DataPosition(shortened_inputs(inputs))
         self._waits = StepWaits()
 
     @property

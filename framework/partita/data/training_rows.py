@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partita.data.batching.collate import Collate, build_collate, collate_inputs
-from partita.data.batching.data_position import batching_inputs
 from partita.data.batching.documents import cut_chunks
+from partita.data.batching.settings import BatchSettings
 from partita.data.dialogue import expanded
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
@@ -259,11 +259,7 @@ class LoaderSetup:
         """Return the loader of tokenized rows."""
         return IndexedLoader(
             self.rows.encoded,
-            batching=self.rows.shape.batching,
-            batch_size=self.size.rows,
-            max_tokens=self.size.max_tokens,
-            batches_per_step=self.batches_per_step,
-            seed=self.config.seed,
+            settings=self._settings,
             pad_token_id=self._pad_token_id,
             order=self.rows.shape.order,
             more_inputs={**self.rows.order_inputs, **self._collate_inputs()},
@@ -275,25 +271,27 @@ class LoaderSetup:
     def _stream_loader(self, streams: TrainingStreams) -> StreamLoader:
         """Return the loader that reads and tokenizes rows of streams during training."""
         shape = self.rows.shape
-        policy = shape.policy(self.size.rows, max_tokens=self.size.max_tokens)
         num_groups = count_shard_groups(self.batches_per_step, sources=len(streams.sources))
-        batching = batching_inputs(
-            shape.batching,
-            batch_size=self.size.rows,
-            max_tokens=self.size.max_tokens,
-            batches_per_step=self.batches_per_step,
-            seed=self.config.seed,
-        )
         return StreamLoader(
-            streams.plan(policy, num_groups=num_groups, chunks=shape.chunks),
+            streams.plan(self._settings.policy(), num_groups=num_groups, chunks=shape.chunks),
             self.row_tokenizer,
             options=self.config.data.loader,
             batches_per_step=self.batches_per_step,
-            more_inputs=batching | self._collate_inputs(),
+            more_inputs=self._settings.fingerprint_inputs() | self._collate_inputs(),
             ledger=self.ledger,
             collate_batch=self._collate(),
             resume=self.config.data.resume,
             process_group=self.process_group,
+        )
+
+    @property
+    def _settings(self) -> BatchSettings:
+        return BatchSettings(
+            batching=self.rows.shape.batching,
+            batch_size=self.size.rows,
+            max_tokens=self.size.max_tokens,
+            batches_per_step=self.batches_per_step,
+            seed=self.config.seed,
         )
 
     def _collate(self) -> Collate:

@@ -2,6 +2,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from partita.data.batching.collate import EvaluationBatches, collate, evenly
 from partita.data.batching.plan import NOTHING, PlannedBatch, alone
+from partita.data.batching.settings import BatchSettings
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.indexed_loader import IndexedLoader
 from partita.data.ledger import Ledger
@@ -68,13 +70,15 @@ BATCHINGS: list[Batching] = [
 
 
 def make(*, encoded: TokenizedDataset = ENCODED, **changes: Any) -> IndexedLoader:
-    settings: dict[str, Any] = {
+    values: dict[str, Any] = {
         "batching": BucketBatching(type="bucket", window=16),
         "batch_size": 4,
         "batches_per_step": 3,
         "seed": 5,
     }
-    return IndexedLoader(encoded, pad_token_id=PAD, **settings | changes)
+    names = {field.name for field in fields(BatchSettings)} & changes.keys()
+    settings = BatchSettings(**values | {name: changes.pop(name) for name in names})
+    return IndexedLoader(encoded, settings=settings, pad_token_id=PAD, **changes)
 
 
 def plain(global_batch: GlobalBatch) -> Any:

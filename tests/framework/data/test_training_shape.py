@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partita.data.batching.settings import BatchSettings
 from partita.data.indexed_loader import IndexedLoader
 from partita.data.rows import RowKeys
 from partita.data.tokenized import TokenizedDataset
@@ -62,11 +63,13 @@ def config_of(batching: dict[str, Any], **trainer: Any) -> Config:
 def loader_of(shape: TrainingShape, size: BatchSize, *, batches_per_step: int = 1) -> IndexedLoader:
     return IndexedLoader(
         encoded(shape.lengths),
-        batching=shape.batching,
-        batch_size=size.rows,
-        max_tokens=size.max_tokens,
-        batches_per_step=batches_per_step,
-        seed=shape.seed,
+        settings=BatchSettings(
+            batching=shape.batching,
+            batch_size=size.rows,
+            max_tokens=size.max_tokens,
+            batches_per_step=batches_per_step,
+            seed=shape.seed,
+        ),
         pad_token_id=0,
     )
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from partita.data.rows import digest, is_digest
 from partita_schema.errors import ResumeError
-from partita_schema.sections.batching import Batching
 
 logger = logging.getLogger(__name__)
 
@@ -164,26 +163,3 @@ def short(text: str, most: int) -> str:
 def plan_hash(inputs: Mapping[str, str]) -> str:
     """Return one hash of everything that decides the batches."""
     return digest(*(text for name in sorted(inputs) for text in (name, inputs[name])))
-
-
-def batching_inputs(
-    batching: Batching, *, batch_size: int, max_tokens: int | None, batches_per_step: int, seed: int
-) -> dict[str, str]:
-    """Return what decides the batches, by the names of the configuration.
-
-    Args:
-        batching: The batching section.
-        batch_size: Rows or sequences per batch.
-        max_tokens: Resolved value of an automatic `max_tokens`.
-        batches_per_step: Batches in one optimizer step.
-        seed: The seed.
-    """
-    settings = batching.model_dump(mode="json")
-    # "auto" is a different number on another machine, and the batches follow from the number.
-    if settings.get("max_tokens", 0) in (None, "auto"):
-        settings["max_tokens"] = max_tokens
-    inputs = {"batching": settings.pop("type")} | {f"batching.{name}": str(value) for name, value in settings.items()}
-    # A token budget fills batches by tokens: there the batch size decides nothing, and may change on resuming.
-    if batching.type != "token_budget":
-        inputs["batch size"] = str(batch_size)
-    return inputs | {"batches a step": str(batches_per_step), "seed": str(seed)}

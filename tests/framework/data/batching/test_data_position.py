@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.batching.data_position import DataPosition, batching_inputs, continued, plan_hash, shortened_inputs
+from partita.data.batching.data_position import DataPosition, continued, plan_hash, shortened_inputs
 from partita_schema.errors import ResumeError
-from partita_schema.sections.batching import BucketBatching, TokenBudgetBatching
 
 INPUTS = {"files": "f1", "tokenizer": "t1", "seed": "42"}
 
@@ -171,25 +170,6 @@ def test_only_fresh_ignores_an_unreadable_position(caplog: pytest.LogCaptureFixt
         "the data position is damaged; continue from an older checkpoint. As data.resume: fresh says, the data "
         "starts from the beginning"
     )
-
-
-def test_parts_of_the_batching_are_named_like_the_configuration_keys() -> None:
-    numbers: Any = {"batch_size": 4, "batches_per_step": 2, "seed": 5}
-
-    assert batching_inputs(BucketBatching(type="bucket", window=99), max_tokens=None, **numbers) == {
-        "batching": "bucket",
-        "batching.window": "99",
-        "batching.noise": "0.0",
-        "batching.longest_first": "False",
-        "batching.length_spread": "None",
-        "batching.drop_last": "False",
-        "batch size": "4",
-        "batches a step": "2",
-        "seed": "5",
-    }
-    budget = batching_inputs(TokenBudgetBatching(type="token_budget"), max_tokens=512, **numbers)
-    assert budget["batching.max_tokens"] == "512"
-    assert "batch size" not in budget
 
 
 @pytest.mark.parametrize("resume", ["strict", "restart_epoch", "fresh"])
