@@ -107,8 +107,8 @@ class Strict:
 class Watched(Rollout):
     """A rollout that records which dialogues it starts."""
 
-    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
-        started = list(dialogues)
+    def run(self, episodes: Iterator[Episode]) -> Iterator[Episode]:
+        started = list(episodes)
         note(dialogue.key for dialogue in started)
         yield from super().run(iter(started))
 
@@ -122,6 +122,6 @@ class NotedTranscripts(Transcripts):
 
 
 def note(keys: Iterable[str]) -> None:
-    """Write the keys of dialogues to a file."""
+    """Write the keys of episodes to a file."""
     with Path("noted.txt").open("a", encoding="utf8") as file:
         file.writelines(f"{key}\n" for key in keys)

@@ -112,8 +112,8 @@ def generate_requests(
     """
     if engine_of_requests(lm, requests, settings.options) == "static":
         return requests_in_batches(lm, requests, settings)
-    run = run_of_requests(lm, requests, settings)
-    results = {result.row: result for batch in run.completions() for result in batch.results}
+    scheduler = scheduler_of_requests(lm, requests, settings)
+    results = {result.row: result for batch in scheduler.completions() for result in batch.results}
     return [answer_of(results[row].generated, results[row].error) for row in range(len(requests))]
 
 
@@ -128,7 +128,7 @@ def engine_of_requests(
     return choose_engine(lm, lengths, options=options, max_new_tokens=most)
 
 
-def run_of_requests(
+def scheduler_of_requests(
     lm: GenerativeModel, requests: Sequence[GenerationRequest], settings: GenerationSettings
 ) -> Scheduler:
     """Return the scheduler of requests; it raises errors of single requests.
@@ -195,10 +195,10 @@ def stream_requests(
         whole = requests_in_batches(lm, requests, settings)
         yield from ((index, answer.text) for index, answer in enumerate(whole) if answer.text)
         return
-    run = run_of_requests(lm, requests, settings)
+    scheduler = scheduler_of_requests(lm, requests, settings)
     streams = [TextStream(lm.tokenizer, stop=settings.options.stop) for _ in requests]
-    for results in run.steps():
-        pieces = [(row, streams[row].add(ids)) for row, ids in run.unfinished()]
+    for results in scheduler.steps():
+        pieces = [(row, streams[row].add(ids)) for row, ids in scheduler.unfinished()]
         for result in results:
             answer = answer_of(result.generated, result.error)
             pieces.append((result.row, streams[result.row].finish(answer.ids, answer.text)))

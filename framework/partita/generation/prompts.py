@@ -260,18 +260,18 @@ class EncodedPrompts:
 
     def _encoded_part(self, first: int, end: int) -> "EncodedPart":
         """Return the results for a part of the rows."""
-        part = slice(first, end)
-        known = (self.lengths[part], self.cut_tokens[part], self.keys[part], self.digests[part], self._beginnings[part])
-        return EncodedPart(part, *known, self.prefix, self._held.record(part), self.errors, self.skipped)
+        rows = slice(first, end)
+        known = (self.lengths[rows], self.cut_tokens[rows], self.keys[rows], self.digests[rows], self._beginnings[rows])
+        return EncodedPart(rows, *known, self.prefix, self._held.record(rows), self.errors, self.skipped)
 
     def _merge(self, parts: "Sequence[EncodedPart]") -> None:
         """Merge the results of all ranks."""
         self._held = HeldTokens(len(self), most=MAX_HELD_TOKENS)
         for encoded in parts:
-            self.lengths[encoded.part], self.cut_tokens[encoded.part] = encoded.lengths, encoded.cut_tokens
-            self.keys[encoded.part] = encoded.keys
-            self.digests[encoded.part], self._beginnings[encoded.part] = encoded.digests, encoded.beginnings
-            self._held.take_in(encoded.part, *encoded.tokens)
+            self.lengths[encoded.rows], self.cut_tokens[encoded.rows] = encoded.lengths, encoded.cut_tokens
+            self.keys[encoded.rows] = encoded.keys
+            self.digests[encoded.rows], self._beginnings[encoded.rows] = encoded.digests, encoded.beginnings
+            self._held.take_in(encoded.rows, *encoded.tokens)
             self.errors |= encoded.errors
             self.skipped |= encoded.skipped
         prefixes = [list(encoded.prefix) for encoded in parts if encoded.lengths.any()]
@@ -341,7 +341,7 @@ class EncodedPrompts:
 class EncodedPart:
     """The results of one rank for its part of the rows."""
 
-    part: slice
+    rows: slice
     lengths: Lengths
     cut_tokens: Lengths
     keys: Keys
@@ -371,14 +371,14 @@ class HeldTokens:
         ids: list[int] = self._tokens[start:end].tolist()
         return ids
 
-    def record(self, part: slice) -> "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]":
+    def record(self, rows: slice) -> "tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]":
         """Return all tokens, and the start and end of those of a part of the rows."""
-        return self._tokens[: self._used], self._ends[part]
+        return self._tokens[: self._used], self._ends[rows]
 
-    def take_in(self, part: slice, tokens: "npt.NDArray[np.int32]", ends: "npt.NDArray[np.int32]") -> None:
-        """Add what `record` returned for a part."""
+    def take_in(self, rows: slice, tokens: "npt.NDArray[np.int32]", ends: "npt.NDArray[np.int32]") -> None:
+        """Add what `record` returned for these rows."""
         self._tokens = np.concatenate([self._tokens[: self._used], tokens])
-        self._ends[part] = np.where(ends[:, 1:] > 0, ends + self._used, 0)
+        self._ends[rows] = np.where(ends[:, 1:] > 0, ends + self._used, 0)
         self._used = len(self._tokens)
 
     def add(self, row: int, ids: npt.NDArray[np.integer]) -> bool:

@@ -312,20 +312,20 @@ def turn_encoder(
 
 
 def find_sizes(
-    models: Mapping[str, AgentModel], section: Simulation, *, dialogues: int, batch_size: int | None
+    models: Mapping[str, AgentModel], section: Simulation, *, num_episodes: int, batch_size: int | None
 ) -> dict[str, BatchSize]:
     """Return the batch size of each model by agent.
 
     Args:
         models: Models by agent.
         section: The simulation section.
-        dialogues: Number of episodes.
+        num_episodes: Number of episodes.
         batch_size: Batch size that overrides the configuration.
     """
     sizes = {}
     for agent, model in models.items():
         prompt_tokens = context_limit(model.pipeline, section, agent=agent) - model.pipeline.max_new_tokens
-        size = model.tuner.generation(np.full(dialogues, prompt_tokens), batch_size=batch_size)
+        size = model.tuner.generation(np.full(num_episodes, prompt_tokens), batch_size=batch_size)
         # Each size is measured with the weights of all models in memory, but without the KV cache of the others. All
         # models answer at the same time, so each gets an equal share of what fits.
         if len(models) > 1 and size.max_fitting is not None:

@@ -70,7 +70,7 @@ class SimulationReport:
     def all_failed(self) -> bool:
         """Whether there are dialogues, and none that did not fail."""
         counts = [(outcomes.dialogues, outcomes.failed) for outcomes in self.histories.values()]
-        return any(dialogues for dialogues, _ in counts) and all(dialogues == failed for dialogues, failed in counts)
+        return any(episodes for episodes, _ in counts) and all(episodes == failed for episodes, failed in counts)
 
     def record(self) -> dict[str, Any]:
         """Return the report as a JSON-compatible dictionary."""
@@ -97,32 +97,32 @@ def column(outcomes: RolloutOutcomes) -> dict[str, float]:
     return numbers
 
 
-def outcomes_of(dialogues: Sequence[Episode], *, repeats: int, score: ScoreTurns | None = None) -> RolloutOutcomes:
-    """Aggregate the dialogues of one history.
+def outcomes_of(episodes: Sequence[Episode], *, repeats: int, score: ScoreTurns | None = None) -> RolloutOutcomes:
+    """Aggregate the episodes of one history.
 
     Args:
-        dialogues: The dialogues.
+        episodes: The episodes.
         repeats: Number of dialogues per task.
         score: Returns the metrics of turns with several outputs; None if a turn is only a text.
     """
     statuses: dict[str, int] = defaultdict(int)
     values: dict[str, list[float]] = defaultdict(list)
     turns: dict[int, list[float]] = defaultdict(list)
-    for dialogue, success in zip(dialogues, successes(dialogues), strict=True):
-        reason = f": {dialogue.reason.partition(':')[0]}" if dialogue.reason else ""
-        statuses[f"{dialogue.status}{reason}"] += 1
-        if dialogue.status == "failed":
+    for episode, success in zip(episodes, successes(episodes), strict=True):
+        reason = f": {episode.reason.partition(':')[0]}" if episode.reason else ""
+        statuses[f"{episode.status}{reason}"] += 1
+        if episode.status == "failed":
             continue
-        for name, value in numbers_of(dialogue, success=success).items():
+        for name, value in numbers_of(episode, success=success).items():
             values[name].append(value)
-        for number, reply in enumerate(dialogue.replies, start=1):
+        for number, reply in enumerate(episode.replies, start=1):
             if reply.exact is not None:
                 turns[number].append(float(reply.exact))
-    failed = sum(dialogue.status == "failed" for dialogue in dialogues)
-    lengths = [len(dialogue.replies) for dialogue in dialogues if dialogue.status != "failed"]
-    passed = pass_rates(dialogues) if repeats > 1 else None
+    failed = sum(episode.status == "failed" for episode in episodes)
+    lengths = [len(episode.replies) for episode in episodes if episode.status != "failed"]
+    passed = pass_rates(episodes) if repeats > 1 else None
     return RolloutOutcomes(
-        dialogues=len(dialogues),
+        dialogues=len(episodes),
         statuses=dict(statuses),
         turns=sum(lengths) / len(lengths) if lengths else 0.0,
         means={name: mean(numbers, failed=failed) for name, numbers in values.items()},
@@ -130,7 +130,7 @@ def outcomes_of(dialogues: Sequence[Episode], *, repeats: int, score: ScoreTurns
         repeats=repeats,
         pass_at_k=passed[0] if passed is not None else None,
         pass_hat_k=passed[1] if passed is not None else None,
-        outputs=score(dialogues) if score is not None else {},
+        outputs=score(episodes) if score is not None else {},
     )
 
 
@@ -162,13 +162,13 @@ def mean(values: Sequence[float], *, failed: int) -> MeanOfTasks:
     return MeanOfTasks(total / len(values), len(values), total / (len(values) + failed), len(values) + failed)
 
 
-def pass_rates(dialogues: Sequence[Episode]) -> tuple[float, float] | None:
+def pass_rates(episodes: Sequence[Episode]) -> tuple[float, float] | None:
     """Return the shares of tasks with any and with all repeats successful; None if the success of one is unknown."""
     tasks: dict[str, list[bool]] = defaultdict(list)
-    for dialogue, success in zip(dialogues, successes(dialogues), strict=True):
+    for episode, success in zip(episodes, successes(episodes), strict=True):
         if success is None:
             return None
-        tasks[dialogue.task_key].append(success)
+        tasks[episode.task_key].append(success)
     if not tasks:
         return None
     return sum(map(any, tasks.values())) / len(tasks), sum(map(all, tasks.values())) / len(tasks)

@@ -105,9 +105,9 @@ class Rollout:
         self.answers = main.turns.answers if isinstance(main, ModelSpec) else None
         """Converts turns of the main agent with several outputs; None if they are only a text."""
 
-    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
-        """Run `dialogues` and yield each episode when it ends; episodes still active at a stop are not yielded."""
-        self.upcoming = dialogues
+    def run(self, episodes: Iterator[Episode]) -> Iterator[Episode]:
+        """Run `episodes` and yield each episode when it ends; episodes still active at a stop are not yielded."""
+        self.upcoming = episodes
         threads = [
             threading.Thread(target=self.run_worlds, daemon=True) for _ in range(min(THREADS, len(self.free_indices)))
         ]

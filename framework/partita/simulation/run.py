@@ -76,7 +76,7 @@ class RolloutSetup:
             folder, history, decided_by=self.decided_by, fresh=fresh, process_group=process_group, kind=self.transcripts
         )
 
-    def dialogues(self, *, shows_gold: bool) -> list[Episode]:
+    def episodes(self, *, shows_gold: bool) -> list[Episode]:
         """Create all episodes, in the order of the tasks."""
         return [
             new_episode(task, repeat, self.section, seed=self.participants.seed, shows_gold=shows_gold)
@@ -135,7 +135,7 @@ def simulate(
         run = SimulationRun(
             setup,
             main,
-            sizes=find_sizes(models, section, dialogues=len(setup.tasks) * section.repeats, batch_size=batch_size),
+            sizes=find_sizes(models, section, num_episodes=len(setup.tasks) * section.repeats, batch_size=batch_size),
             folder=folder,
             fresh=fresh,
             progress=progress,
@@ -201,7 +201,7 @@ class SimulationRun:
             SimulationError: Too many episodes failed.
         """
         setup, process_group = self.setup, self.process_group
-        episodes = setup.dialogues(shows_gold=history == "gold")
+        episodes = setup.episodes(shows_gold=history == "gold")
         with (
             setup.open_transcripts(self.folder, history, fresh=self.fresh, process_group=process_group) as transcripts,
             self.main.tuner.work("generation", self.sizes[AGENT]) as budget,
@@ -274,21 +274,21 @@ def build_setup(
     return RolloutSetup(section, tasks, world, participants, transcripts, decided_by, checker)
 
 
-def start_order(dialogues: Sequence[Episode], section: Simulation) -> Sequence[Episode]:
+def start_order(episodes: Sequence[Episode], section: Simulation) -> Sequence[Episode]:
     """Return episodes in the order in which they start: for replay, those with the most answers and text first.
 
     A long episode that starts last would run while all other slots and ranks are idle. The lengths of other worlds'
     episodes are unknown.
     """
     if not isinstance(section.world, ReplaySection):
-        return dialogues
+        return episodes
 
     def length(episode: Episode) -> tuple[int, int]:
         messages = episode.task["messages"]
         answers = sum(bool(message.get("train")) for message in messages)
         return min(answers, section.max_turns), sum(len(message["content"]) for message in messages)
 
-    return sorted(dialogues, key=length, reverse=True)
+    return sorted(episodes, key=length, reverse=True)
 
 
 def log_outcomes(history: str, outcomes: RolloutOutcomes, finished: Sequence[Episode]) -> None:
@@ -296,8 +296,8 @@ def log_outcomes(history: str, outcomes: RolloutOutcomes, finished: Sequence[Epi
     for status, count in sorted(outcomes.statuses.items()):
         if status != "done":
             level = logging.WARNING if status.startswith("failed") else logging.INFO
-            dialogues = counted(outcomes.dialogues, "dialogue")
-            logger.log(level, "%s history: %s of %s %s", history, count, dialogues, status)
+            of_all = counted(outcomes.dialogues, "dialogue")
+            logger.log(level, "%s history: %s of %s %s", history, count, of_all, status)
     failed = next((episode for episode in reversed(finished) if episode.status == "failed"), None)
     if failed is not None:
         logger.warning("%s history: %s failed: %s", history, failed.key, failed.reason)

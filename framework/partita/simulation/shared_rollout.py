@@ -114,7 +114,7 @@ class WorkerSummary:
 
 
 def rollout(
-    dialogues: Sequence[Episode],
+    episodes: Sequence[Episode],
     transcripts: Transcripts,
     *,
     begin: Callable[..., Rollout],
@@ -128,7 +128,7 @@ def rollout(
     """Run the episodes that are not in the transcripts yet, in the given order, and save them there.
 
     Args:
-        dialogues: All episodes, the same on every rank.
+        episodes: All episodes, the same on every rank.
         transcripts: Transcripts of this rank.
         begin: Creates a rollout from `budget` and `stopping`.
         budget: Batch budget of the main agent; lowered when memory runs out.
@@ -142,12 +142,12 @@ def rollout(
         SimulationError: Too many episodes failed. Finished episodes are saved.
         KeyboardInterrupt: A rank was interrupted before all episodes ended. Finished episodes are saved.
     """
-    remaining, shared_progress = remaining_episodes(dialogues, transcripts, process_group=process_group)
+    remaining, shared_progress = remaining_episodes(episodes, transcripts, process_group=process_group)
     claims = WorkQueue(len(remaining), process_group=process_group)
     limit_to_share(budget, len(remaining), ranks=process_group.world_size)
     with (
         interruption("finishing the answers in progress") as interrupt,
-        progress(len(dialogues), name, completed=shared_progress.before[0]) as display,
+        progress(len(episodes), name, completed=shared_progress.before[0]) as display,
     ):
         with synchronized_errors(process_group, "the dialogues"), stop_all_on_error(shared_progress):
             rollout = begin(budget=budget, stopping=lambda: interrupt.requested or shared_progress.is_stopping())
@@ -165,20 +165,20 @@ def rollout(
     if total.too_many:
         error = too_many_failed(total, limits=limits, folder=transcripts.path.parent)
         process_group.raise_if_any_failed(error, "the share of failures")
-    if total.ended < len(dialogues) and total.interrupted:
-        logger.info("%s of %s saved", f"{total.ended:,}", counted(len(dialogues), "dialogue"))
+    if total.ended < len(episodes) and total.interrupted:
+        logger.info("%s of %s saved", f"{total.ended:,}", counted(len(episodes), "dialogue"))
         raise KeyboardInterrupt
 
 
 def remaining_episodes(
-    dialogues: Sequence[Episode], transcripts: Transcripts, *, process_group: ProcessGroup
+    episodes: Sequence[Episode], transcripts: Transcripts, *, process_group: ProcessGroup
 ) -> tuple[list[Episode], RolloutProgress]:
     """Return the episodes that are still to be run, and the progress of all ranks so far.
 
     If a simulation is resumed, failed episodes are run again.
 
     Args:
-        dialogues: All episodes, the same on every rank.
+        episodes: All episodes, the same on every rank.
         transcripts: Transcripts of this rank; those of rank 0 count.
         process_group: The ranks that share the episodes.
     """
@@ -186,13 +186,13 @@ def remaining_episodes(
         lambda: {key: done.status for key, done in transcripts.done.items()}, "the dialogues finished before"
     )
     finished = {key for key, status in saved.items() if status != "failed"}
-    if all(episode.key in saved for episode in dialogues):
+    if all(episode.key in saved for episode in episodes):
         return [], RolloutProgress(process_group, ended=len(saved), failed=len(saved) - len(finished))
     if saved:
         failed = len(saved) - len(finished)
         again = f"; {counted(failed, 'failed one', 'failed ones')} run again" if failed else ""
-        logger.info("%s of %s already finished%s", f"{len(finished):,}", counted(len(dialogues), "dialogue"), again)
-    remaining = [episode for episode in dialogues if episode.key not in finished]
+        logger.info("%s of %s already finished%s", f"{len(finished):,}", counted(len(episodes), "dialogue"), again)
+    remaining = [episode for episode in episodes if episode.key not in finished]
     return remaining, RolloutProgress(process_group, ended=len(finished), failed=0)
 
 
@@ -238,7 +238,7 @@ def too_many_failed(total: WorkerSummary, *, limits: Limits, folder: Path) -> Si
 
 def record(
     rollout: Rollout,
-    dialogues: Iterator[Episode],
+    episodes: Iterator[Episode],
     transcripts: Transcripts,
     *,
     shared_progress: RolloutProgress,
@@ -250,7 +250,7 @@ def record(
 
     Args:
         rollout: Runs the episodes.
-        dialogues: Episodes for this rank.
+        episodes: Episodes for this rank.
         transcripts: Transcripts of this rank.
         shared_progress: Progress of all ranks.
         display: Progress display.
@@ -261,7 +261,7 @@ def record(
         Number of finished episodes of all ranks that the display shows, and whether too many have failed.
     """
     started, shown = time.perf_counter(), shared_progress.before[0]
-    for episode in rollout.run(dialogues):
+    for episode in rollout.run(episodes):
         if checker is not None:
             checker.check(episode)
         transcripts.add(episode)

@@ -188,23 +188,23 @@ class Transcripts:
         """
         self.fresh = False  # `fresh` applies to earlier dialogues, not to those of this simulation
         self.absorb()
-        dialogues = [self.done[key] for key in keys]
-        edited = self.edited_lines({dialogue.key: dialogue for dialogue in dialogues})
+        episodes = [self.done[key] for key in keys]
+        edited = self.edited_lines({episode.key: episode for episode in episodes})
 
         def lines() -> Iterator[bytes]:
-            return (edited.get(dialogue.key) or line_of(dialogue.line()) for dialogue in dialogues)
+            return (edited.get(episode.key) or line_of(episode.line()) for episode in episodes)
 
         if not holds(self.path, lines()):
             write_file(self.path, lines())
-        return dialogues
+        return episodes
 
-    def edited_lines(self, dialogues: Mapping[str, Episode]) -> dict[str, bytes]:
-        """Return the edited lines of `dialogues` in the final file, by key; copy the file if there are others."""
+    def edited_lines(self, episodes: Mapping[str, Episode]) -> dict[str, bytes]:
+        """Return the edited lines of `episodes` in the final file, by key; copy the file if there are others."""
         edited, problems = dict[str, bytes](), list[str]()
         for number, line in unsealed_lines(self.path):
             try:
                 episode = from_line(unsealed_line(line, required=False))
-                if episode.key in edited or not is_same(episode, dialogues.get(episode.key)):
+                if episode.key in edited or not is_same(episode, episodes.get(episode.key)):
                     raise ValueError(f"{episode.key} is there twice, not of this simulation, or has other messages")
                 edited[episode.key] = line + b"\n"
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -336,9 +336,9 @@ def unsealed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                     yield number, line.rstrip()
 
 
-def is_same(edited: Episode, dialogue: Episode | None) -> bool:
+def is_same(edited: Episode, episode: Episode | None) -> bool:
     """Return whether an edited line is of a dialogue: it has its seed, and its messages up to corrections."""
-    return dialogue is not None and [edited.seed, *texts_of(edited)] == [dialogue.seed, *texts_of(dialogue)]
+    return episode is not None and [edited.seed, *texts_of(edited)] == [episode.seed, *texts_of(episode)]
 
 
 def texts_of(episode: Episode) -> list[tuple[str, str]]:

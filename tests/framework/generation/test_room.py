@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.generation.generator import run_of_requests
+from partita.generation.generator import scheduler_of_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationOptions, GenerationRequest
@@ -39,7 +39,7 @@ def answered(
     rng = np.random.default_rng(1)
     requests = [GenerationRequest(rng.integers(5, 250, length).tolist(), NEW) for length in LENGTHS]
     settings = GenerationSettings(GREEDY, budget or BatchBudget(2), 0)
-    run = run_of_requests(lm, requests, settings)
+    run = scheduler_of_requests(lm, requests, settings)
     actual = {result.row: result.generated for batch in run.completions() for result in batch.results}
     monkeypatch.undo()
     return opened, actual

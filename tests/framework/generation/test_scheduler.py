@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.generation.engine import choose_engine
-from partita.generation.generator import generate_requests, run_of_requests
+from partita.generation.generator import generate_requests, scheduler_of_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prefill_plan import PLANNED_PROMPTS
 from partita.generation.requests import BatchResult, GenerationSettings, too_large
@@ -203,7 +203,7 @@ def test_more_short_prompts_than_are_planned_fill_a_pass(
 
 def test_passes_are_planned_again_without_cancelled_rows(lm) -> None:
     requests = [GenerationRequest(ids, NEW) for ids in prompts_of([48, 8, 47, 7, 46, 6, 45, 5]).ids]
-    scheduler = run_of_requests(lm, requests, GenerationSettings(GREEDY, BatchBudget(8), 1))
+    scheduler = scheduler_of_requests(lm, requests, GenerationSettings(GREEDY, BatchBudget(8), 1))
     assert scheduler.refill()
     with closing(lm.open_slots(GREEDY, slots=8, tokens=CONTEXT, prefix=(), seed=1)) as slots:
         waiting = scheduler.waiting

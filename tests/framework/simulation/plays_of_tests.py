@@ -159,8 +159,8 @@ class Mute:
 class Backwards(Rollout):
     """A rollout that starts with the last dialogue."""
 
-    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
-        yield from super().run(iter(list(dialogues)[::-1]))
+    def run(self, episodes: Iterator[Episode]) -> Iterator[Episode]:
+        yield from super().run(iter(list(episodes)[::-1]))
 
 
 class NotedTranscripts(Transcripts):

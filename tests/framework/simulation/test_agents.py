@@ -315,7 +315,7 @@ def test_models_share_the_memory_budget() -> None:
 
     section = Simulation.model_validate(settings(Path())["simulation"])
     sizes: Callable[..., Any] = lambda **models: {  # noqa: E731 -- read once
-        name: result.rows for name, result in find_sizes(models, section, dialogues=9, batch_size=None).items()
+        name: result.rows for name, result in find_sizes(models, section, num_episodes=9, batch_size=None).items()
     }
     assert sizes(agent=model(size)) == {"agent": 48}
     assert sizes(agent=model(size), user=model(replace(size, rows=8))) == {"agent": 32, "user": 8}

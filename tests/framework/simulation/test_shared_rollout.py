@@ -18,8 +18,8 @@ class Ended:
 
     active: dict[int, Any] = {}
 
-    def run(self, dialogues: Iterator[Episode]) -> Iterator[Episode]:
-        return dialogues
+    def run(self, episodes: Iterator[Episode]) -> Iterator[Episode]:
+        return episodes
 
 
 class Shown:

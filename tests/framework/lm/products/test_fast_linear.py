@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from partita.generation.generator import generate_requests, run_of_requests, stream_requests
+from partita.generation.generator import generate_requests, scheduler_of_requests, stream_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
 from partita.lm import sampler
@@ -504,7 +504,7 @@ def test_close_scores_are_near_ties() -> None:
 
 def test_the_reported_padding_equals_the_computed_padding(small: Any, lm: Any, products: Implementation) -> None:
     asked = [GenerationRequest(list(one.input_ids), 1) for one in small.slot_requests(*[(33, 1)] * 4, (30, 1))]
-    run = run_of_requests(lm, asked, GenerationSettings(GREEDY, BatchBudget(8), 0))
+    run = scheduler_of_requests(lm, asked, GenerationSettings(GREEDY, BatchBudget(8), 0))
     read: list[int] = []
     hook = lm.base.get_input_embeddings().register_forward_hook(
         lambda module, given, out: read.append(given[0].numel())
