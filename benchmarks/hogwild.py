@@ -103,8 +103,8 @@ def read_bags(source: Path) -> tuple[Bags, Bags, int]:
         parts[number % 5 == 0].append((ids, services.index(service)))
     made = []
     for part in parts:
-        ids_K, starts_N1 = bags_of([ids for ids, _ in part], ngrams=2, vocabulary=VOCABULARY, buckets=BUCKETS)
-        made.append(Bags(ids_K, starts_N1, torch.tensor([label for _, label in part])))
+        ids_K, starts_Nplus1 = bags_of([ids for ids, _ in part], ngrams=2, vocabulary=VOCABULARY, buckets=BUCKETS)
+        made.append(Bags(ids_K, starts_Nplus1, torch.tensor([label for _, label in part])))
     return made[0], made[1], len(services)
 
 
@@ -127,7 +127,7 @@ def measure(shared: SharedState, test: Bags, kind: str, processes: int, *, epoch
     else:
         times = times_of_waiting(shared, processes, epochs, dense=kind == "dense")
     with torch.no_grad():
-        logits_NC = shared.module(test.ids_K, test.starts_N1[:-1])
+        logits_NC = shared.module(test.ids_K, test.starts_Nplus1[:-1])
     right = (logits_NC.argmax(1) == test.labels_N).float().mean()
     loss = torch.nn.functional.cross_entropy(logits_NC, test.labels_N)
     seconds, cpu_seconds = times
@@ -203,7 +203,7 @@ def wait_for_others(
 
 def update(module: torch.nn.Module, sums: tuple[torch.Tensor, ...], mine: Bags, rows: int, *, dense: bool) -> None:
     """Update the weights with the gradients of all processes."""
-    logits_NC = module(mine.ids_K, mine.starts_N1[:-1])
+    logits_NC = module(mine.ids_K, mine.starts_Nplus1[:-1])
     total = torch.nn.functional.cross_entropy(logits_NC, mine.labels_N, reduction="sum")
     torch.autograd.backward(total / rows)
     with torch.no_grad():

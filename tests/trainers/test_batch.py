@@ -17,9 +17,9 @@ def rows() -> TokenizedDataset:
     spans = np.array([[2, length] for length in LENGTHS], dtype=np.int32)
     return TokenizedDataset(
         ids_L=(np.arange(starts[-1]) * 7 % 50 + 1).astype(np.int32),
-        starts_N1=starts,
+        starts_Nplus1=starts,
         loss_spans_S2=spans,
-        span_starts_N1=np.arange(len(LENGTHS) + 1),
+        span_starts_Nplus1=np.arange(len(LENGTHS) + 1),
         keys=RowKeys.counted("rows", len(LENGTHS)),
         indices_N=np.arange(len(LENGTHS)),
         fingerprint_inputs={},

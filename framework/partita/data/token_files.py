@@ -159,9 +159,9 @@ def read_tokens(folder: Path, *, made_from: Mapping[str, str]) -> TokenizedDatas
     targets, values = arrays["targets"], arrays["row_values"]
     rows = TokenizedDataset(
         ids_L=arrays["ids"],
-        starts_N1=arrays["starts"],
+        starts_Nplus1=arrays["starts"],
         loss_spans_S2=arrays["spans"].reshape(-1, 2),
-        span_starts_N1=arrays["span_starts"],
+        span_starts_Nplus1=arrays["span_starts"],
         keys=RowKeys(contents["names"], arrays["key_files"], arrays["key_numbers"], examples=examples),
         indices_N=arrays["indices"],
         fingerprint_inputs=contents["fingerprint_inputs"],

@@ -24,11 +24,11 @@ class TokenizedDataset:
 
     ids_L: np.ndarray
     """Token ids of all rows, concatenated, int32."""
-    starts_N1: np.ndarray
+    starts_Nplus1: np.ndarray
     """Start of each row in ids_L, followed by L, int64."""
     loss_spans_S2: np.ndarray
     """First loss token and one past the last, relative to the row, int32."""
-    span_starts_N1: np.ndarray
+    span_starts_Nplus1: np.ndarray
     """Start of each row's spans in loss_spans_S2, followed by S, int64."""
     keys: RowKeys
     """Key of each row."""
@@ -92,14 +92,14 @@ class TokenizedDataset:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each row, [N], int32."""
-        return np.diff(self.starts_N1).astype(np.int32)
+        return np.diff(self.starts_Nplus1).astype(np.int32)
 
     @property
     def loss_tokens(self) -> np.ndarray:
         """Number of loss tokens of each row, [N], int64."""
         spans_S2 = self.loss_spans_S2.reshape(-1, 2).astype(np.int64)
         totals_S1 = np.concatenate([[0], np.cumsum(spans_S2[:, 1] - spans_S2[:, 0])])
-        loss_tokens_N: np.ndarray = np.diff(totals_S1[self.span_starts_N1])
+        loss_tokens_N: np.ndarray = np.diff(totals_S1[self.span_starts_Nplus1])
         return loss_tokens_N
 
     @property
@@ -107,29 +107,29 @@ class TokenizedDataset:
         """Tokens that all rows would have in addition if each branch were a row with its prompt, as a share of them."""
         if not self.branched or not len(self.ids_L):
             return 0.0
-        prompts_N = self.loss_spans_S2.reshape(-1, 2)[self.span_starts_N1[:-1], 0].astype(np.int64)
-        branches_N = np.diff(self.span_starts_N1)
+        prompts_N = self.loss_spans_S2.reshape(-1, 2)[self.span_starts_Nplus1[:-1], 0].astype(np.int64)
+        branches_N = np.diff(self.span_starts_Nplus1)
         return float((prompts_N * (branches_N - 1)).sum() / len(self.ids_L))
 
     @property
     def fingerprint(self) -> str:
         """Return a hash of keys, ids and loss spans."""
-        arrays = (self.ids_L, self.starts_N1, self.loss_spans_S2, self.span_starts_N1)
+        arrays = (self.ids_L, self.starts_Nplus1, self.loss_spans_S2, self.span_starts_Nplus1)
         more = [array for array in (self.targets_NK, self.row_values_NK) if array is not None]
         return digest(self.keys.digest(), *arrays, *more)
 
     def ids(self, index: int) -> np.ndarray:
         """Return the token ids of a row."""
-        return self.ids_L[self.starts_N1[index] : self.starts_N1[index + 1]]
+        return self.ids_L[self.starts_Nplus1[index] : self.starts_Nplus1[index + 1]]
 
     def loss_spans(self, index: int) -> np.ndarray:
         """Return the loss spans of a row, [spans, 2]."""
-        return self.loss_spans_S2[self.span_starts_N1[index] : self.span_starts_N1[index + 1]]
+        return self.loss_spans_S2[self.span_starts_Nplus1[index] : self.span_starts_Nplus1[index + 1]]
 
     def take(self, indices: np.ndarray) -> "TokenizedDataset":
         """Return a copy of the rows at `indices`, in that order; it holds no reference to the other rows."""
-        ids, ends = take_rows(self.ids_L, self.starts_N1, indices)
-        spans, span_ends = take_rows(self.loss_spans_S2, self.span_starts_N1, indices)
+        ids, ends = take_rows(self.ids_L, self.starts_Nplus1, indices)
+        spans, span_ends = take_rows(self.loss_spans_S2, self.span_starts_Nplus1, indices)
         return TokenizedDataset(
             ids,
             ends,
@@ -148,19 +148,19 @@ class TokenizedDataset:
         """Return the targets of the loss tokens of the rows at `indices`, in that order; None without a head."""
         if self.targets_NK is None:
             return None
-        return take_rows(self.targets_NK, self._target_starts_N1, indices)[0]
+        return take_rows(self.targets_NK, self._target_starts_Nplus1, indices)[0]
 
     @cached_property
-    def _target_starts_N1(self) -> np.ndarray:
+    def _target_starts_Nplus1(self) -> np.ndarray:
         """Start of each row in targets_NK, followed by their number."""
         return starts([self.loss_tokens])
 
 
 NO_ROWS = TokenizedDataset(
     ids_L=np.empty(0, dtype=np.int32),
-    starts_N1=np.zeros(1, dtype=np.int64),
+    starts_Nplus1=np.zeros(1, dtype=np.int64),
     loss_spans_S2=np.empty((0, 2), dtype=np.int32),
-    span_starts_N1=np.zeros(1, dtype=np.int64),
+    span_starts_Nplus1=np.zeros(1, dtype=np.int64),
     keys=RowKeys.counted("", 0),
     indices_N=np.empty(0, dtype=np.int64),
     fingerprint_inputs={},
@@ -252,9 +252,9 @@ class FlatBuilder:
             keys = RowKeys(keys.names, keys.files, keys.numbers, examples=numbers)
         return TokenizedDataset(
             ids_L=np.concatenate([chunk.ids for chunk in self._chunks]),
-            starts_N1=starts([chunk.lengths for chunk in self._chunks]),
+            starts_Nplus1=starts([chunk.lengths for chunk in self._chunks]),
             loss_spans_S2=np.concatenate([chunk.spans for chunk in self._chunks]),
-            span_starts_N1=starts([chunk.span_counts for chunk in self._chunks]),
+            span_starts_Nplus1=starts([chunk.span_counts for chunk in self._chunks]),
             keys=keys,
             indices_N=indices,
             fingerprint_inputs=fingerprint_inputs,
@@ -270,10 +270,10 @@ def concatenated(arrays: list[np.ndarray | None]) -> np.ndarray | None:
     return np.concatenate(present) if present else None
 
 
-def take_rows(flat: np.ndarray, starts_N1: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def take_rows(flat: np.ndarray, starts_Nplus1: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the elements of the rows at `indices` in a flat array, concatenated, with their new starts."""
-    firsts = starts_N1[indices]
-    counts = starts_N1[indices + 1] - firsts
+    firsts = starts_Nplus1[indices]
+    counts = starts_Nplus1[indices + 1] - firsts
     ends = starts([counts])
     return flat[np.repeat(firsts - ends[:-1], counts) + np.arange(ends[-1])], ends
 

@@ -94,8 +94,8 @@ class BagLanguageModel:
             tokens = tuple(token for token in learned if token != -100)
             texts.append(ids[: next(index for index, token in enumerate(learned) if token != -100)])
             labels.append(self.label_indices[tokens])
-        ids_K, starts_N1 = self.bags_of(texts)
-        return Bags(ids_K, starts_N1, torch.tensor(labels))
+        ids_K, starts_Nplus1 = self.bags_of(texts)
+        return Bags(ids_K, starts_Nplus1, torch.tensor(labels))
 
     def bags_of(self, texts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids [K] and starts [N + 1] of the bags of prompts."""
@@ -119,7 +119,7 @@ class BagLanguageModel:
     def cross_entropy(self, module: nn.Module, batch: Batch, *, reduction: Literal["sum", "none"]) -> torch.Tensor:
         """Return the cross-entropy of the labels, summed or one value per row."""
         rows = self.bags(batch)
-        logits_NC = module(rows.ids_K, rows.starts_N1[:-1])
+        logits_NC = module(rows.ids_K, rows.starts_Nplus1[:-1])
         return nn.functional.cross_entropy(logits_NC, rows.labels_N, reduction=reduction)
 
     def auxiliary_loss(self) -> torch.Tensor | None:
@@ -200,9 +200,9 @@ class BagLanguageModel:
         answers: list[Generated] = []
         rows = max(1, MOST_ELEMENTS // (self.described.embedding_dim * len(self.labels)))
         for start in range(0, len(requests), rows):
-            ids_K, starts_N1 = self.bags_of([request.input_ids for request in requests[start : start + rows]])
+            ids_K, starts_Nplus1 = self.bags_of([request.input_ids for request in requests[start : start + rows]])
             with torch.no_grad():
-                logits_NC = self.module.separate(ids_K, starts_N1[:-1])
+                logits_NC = self.module.separate(ids_K, starts_Nplus1[:-1])
             answers += [self.answer(scores, options) for scores in logits_NC.double().log_softmax(-1).tolist()]
         return answers
 

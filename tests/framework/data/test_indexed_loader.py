@@ -434,7 +434,7 @@ def test_rows_in_memory_equal_rows_one_at_a_time() -> None:
         example = row_tokenizer.encode(row, key="k")
         assert ENCODED.ids(index).tolist() == example.input_ids
         assert [tuple(span) for span in ENCODED.loss_spans(index).tolist()] == list(example.spans)
-    assert ENCODED.lengths.tolist() == np.diff(ENCODED.starts_N1).tolist()
+    assert ENCODED.lengths.tolist() == np.diff(ENCODED.starts_Nplus1).tolist()
 
 
 def test_fingerprints_depend_on_the_content() -> None:

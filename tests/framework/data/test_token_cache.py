@@ -67,7 +67,7 @@ def cached(folder: Path, rows: Rows, row_tokenizer: RowTokenizer, **options: Any
 
 
 def assert_same(found: TokenizedDataset, wanted: TokenizedDataset) -> None:
-    for name in ("ids_L", "starts_N1", "loss_spans_S2", "span_starts_N1", "indices_N"):
+    for name in ("ids_L", "starts_Nplus1", "loss_spans_S2", "span_starts_Nplus1", "indices_N"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert one.dtype == other.dtype
         assert np.array_equal(one, other)

@@ -35,9 +35,9 @@ def encoded(lengths: np.ndarray, learned: int = 1) -> TokenizedDataset:
     spans = np.stack([np.maximum(0, lengths - learned), lengths], axis=1).astype(np.int32)
     return TokenizedDataset(
         ids_L=np.ones(int(lengths.sum()), dtype=np.int32),
-        starts_N1=starts,
+        starts_Nplus1=starts,
         loss_spans_S2=spans,
-        span_starts_N1=np.arange(len(lengths) + 1),
+        span_starts_Nplus1=np.arange(len(lengths) + 1),
         keys=RowKeys.counted("rows", len(lengths)),
         indices_N=np.arange(len(lengths)),
         fingerprint_inputs={"files": "f"},

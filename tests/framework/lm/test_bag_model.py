@@ -34,10 +34,10 @@ def buckets_of(tokens: list[int], *, ngrams: int, buckets: int) -> list[int]:
 @pytest.mark.parametrize("ngrams", [1, 2, 3])
 def test_a_bag_has_tokens_and_ngrams(ngrams: int) -> None:
     texts = [[5, 7, 5, 99], [3], [0, 1, 2, 3, 4]]
-    ids_K, starts_N1 = bags_of(texts, ngrams=ngrams, vocabulary=VOCABULARY, buckets=1000)
+    ids_K, starts_Nplus1 = bags_of(texts, ngrams=ngrams, vocabulary=VOCABULARY, buckets=1000)
     expected = [text + buckets_of(text, ngrams=ngrams, buckets=1000) for text in texts]
     assert ids_K.tolist() == [number for part in expected for number in part]
-    assert starts_N1.tolist() == [0, *torch.tensor([len(part) for part in expected]).cumsum(0).tolist()]
+    assert starts_Nplus1.tolist() == [0, *torch.tensor([len(part) for part in expected]).cumsum(0).tolist()]
 
 
 def test_ngrams_spread_over_the_buckets() -> None:

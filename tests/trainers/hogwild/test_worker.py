@@ -15,8 +15,8 @@ def make_rows(count: int, *, seed: int = 3) -> Bags:
     rng = torch.Generator().manual_seed(seed)
     lengths_N = torch.randint(1, 10, (count,), generator=rng)
     ids_K = torch.randint(0, 40, (int(lengths_N.sum()),), generator=rng)
-    starts_N1 = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_N.cumsum(0)])
-    return Bags(ids_K, starts_N1, torch.randint(0, 3, (count,), generator=rng))
+    starts_Nplus1 = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_N.cumsum(0)])
+    return Bags(ids_K, starts_Nplus1, torch.randint(0, 3, (count,), generator=rng))
 
 
 def make_shared(rows: Bags, *, adagrad: bool, batch_size: int = 4) -> SharedState:
@@ -45,7 +45,7 @@ def test_updates_equal_those_of_torch(adagrad: bool) -> None:
     with torch.sparse.check_sparse_tensor_invariants(False):
         for first in range(0, 40, 4):
             batch = chosen(rows, torch.arange(first, first + 4))
-            loss = torch.nn.functional.cross_entropy(other(batch.ids_K, batch.starts_N1[:-1]), batch.labels_N)
+            loss = torch.nn.functional.cross_entropy(other(batch.ids_K, batch.starts_Nplus1[:-1]), batch.labels_N)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -105,6 +105,6 @@ def test_joined_rows_equal_those_of_the_parts() -> None:
     whole = joined(parts)
     assert all(torch.equal(one, other) for one, other in zip(whole.tensors, rows.tensors, strict=True))
     turned = chosen(rows, torch.tensor([5, 2]))
-    expected = [rows.ids_K[rows.starts_N1[row] : rows.starts_N1[row + 1]] for row in (5, 2)]
+    expected = [rows.ids_K[rows.starts_Nplus1[row] : rows.starts_Nplus1[row + 1]] for row in (5, 2)]
     assert torch.equal(turned.ids_K, torch.cat(expected))
-    assert turned.starts_N1.tolist() == [0, len(expected[0]), len(turned.ids_K)]
+    assert turned.starts_Nplus1.tolist() == [0, len(expected[0]), len(turned.ids_K)]

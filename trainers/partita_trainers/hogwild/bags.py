@@ -18,7 +18,7 @@ class Bags:
 
     ids_K: "torch.Tensor"
     """Rows of the embedding, int64."""
-    starts_N1: "torch.Tensor"
+    starts_Nplus1: "torch.Tensor"
     """Start of each row's bag in ids_K, and the end of the last, int64."""
     labels_N: "torch.Tensor"
     """Index of the correct label of each row, int64."""
@@ -29,7 +29,7 @@ class Bags:
     @property
     def tensors(self) -> "tuple[torch.Tensor, ...]":
         """All tensors."""
-        return self.ids_K, self.starts_N1, self.labels_N
+        return self.ids_K, self.starts_Nplus1, self.labels_N
 
 
 class BagModel(LanguageModel, Protocol):
@@ -44,10 +44,10 @@ def joined(parts: list[Bags]) -> Bags:
     import torch
 
     before = torch.tensor([0, *(len(part.ids_K) for part in parts)]).cumsum(0)
-    starts = [part.starts_N1[:-1] + start for part, start in zip(parts, before[:-1], strict=True)]
+    starts = [part.starts_Nplus1[:-1] + start for part, start in zip(parts, before[:-1], strict=True)]
     return Bags(
         ids_K=torch.cat([part.ids_K for part in parts]),
-        starts_N1=torch.cat([*starts, before[-1:]]),
+        starts_Nplus1=torch.cat([*starts, before[-1:]]),
         labels_N=torch.cat([part.labels_N for part in parts]),
     )
 
@@ -56,7 +56,7 @@ def chosen(bags: Bags, rows_n: "torch.Tensor") -> Bags:
     """Select rows by index."""
     import torch
 
-    firsts_n, lengths_n = bags.starts_N1[rows_n], bags.starts_N1[rows_n + 1] - bags.starts_N1[rows_n]
+    firsts_n, lengths_n = bags.starts_Nplus1[rows_n], bags.starts_Nplus1[rows_n + 1] - bags.starts_Nplus1[rows_n]
     starts_n1 = torch.cat([lengths_n.new_zeros(1), lengths_n.cumsum(0)])
     indices_k = torch.arange(int(starts_n1[-1])) + torch.repeat_interleave(firsts_n - starts_n1[:-1], lengths_n)
     return Bags(bags.ids_K[indices_k], starts_n1, bags.labels_N[rows_n])

@@ -128,7 +128,7 @@ def train_epoch(shared: SharedState, *, until: int) -> None:
 
 def learn(shared: SharedState, batch: Bags) -> float:
     """Update the weights by the mean loss of a batch and return the sum of its losses."""
-    logits_NC = shared.module(batch.ids_K, batch.starts_N1[:-1])
+    logits_NC = shared.module(batch.ids_K, batch.starts_Nplus1[:-1])
     total = torch.nn.functional.cross_entropy(logits_NC, batch.labels_N, reduction="sum")
     torch.autograd.backward(total / len(batch))
     with torch.no_grad():

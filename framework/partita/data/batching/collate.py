@@ -43,8 +43,8 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     if encoded.isolated:
         encoded, planned = isolated_documents(encoded, planned)
     rows_n, sequences_n = planned.rows, planned.sequences
-    starts_n = encoded.starts_N1[rows_n]
-    lengths_n = encoded.starts_N1[rows_n + 1] - starts_n
+    starts_n = encoded.starts_Nplus1[rows_n]
+    lengths_n = encoded.starts_Nplus1[rows_n + 1] - starts_n
     ends_n = np.cumsum(lengths_n)
     sequences = int(sequences_n[-1]) + 1 if len(sequences_n) else 0
     lengths_B = np.bincount(sequences_n, weights=lengths_n, minlength=sequences).astype(np.int64)
@@ -68,10 +68,7 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
         positions = np.zeros(shape[0] * shape[1], dtype=np.int64)
         positions[cells_K] = positions_K
         if encoded.branched:
-            for cell, row in zip(cells_n.tolist(), rows_n.tolist(), strict=True):
-                first, *others = encoded.loss_spans(row).tolist()
-                for start, end in others:
-                    positions[cell + start : cell + end] -= start - first[0]
+            restart_branches(positions, encoded, rows_n, cells_n)
         positions_BT = torch.from_numpy(positions.reshape(shape))
     return Batch(
         input_ids_BT=torch.from_numpy(input_ids.reshape(shape)),
@@ -85,9 +82,24 @@ def collate(encoded: TokenizedDataset, planned: PlannedBatch, *, pad_token_id: i
     )
 
 
+def restart_branches(positions: np.ndarray, encoded: TokenizedDataset, rows_n: np.ndarray, cells_n: np.ndarray) -> None:
+    """Let all branches of a row continue at the position of its first one, in place.
+
+    Args:
+        positions: Position of the token in each cell of the batch.
+        encoded: Tokenized rows.
+        rows_n: The rows of the batch.
+        cells_n: First cell of each.
+    """
+    for cell, row in zip(cells_n.tolist(), rows_n.tolist(), strict=True):
+        (first, _), *others = encoded.loss_spans(row).tolist()
+        for start, end in others:
+            positions[cell + start : cell + end] -= start - first
+
+
 def loss_cells(encoded: TokenizedDataset, rows_n: np.ndarray, cells_n: np.ndarray) -> np.ndarray:
     """Return the cells of the loss tokens of rows that start at `cells_n`, [loss tokens]."""
-    spans_S2, span_starts_n1 = take_rows(encoded.loss_spans_S2.reshape(-1, 2), encoded.span_starts_N1, rows_n)
+    spans_S2, span_starts_n1 = take_rows(encoded.loss_spans_S2.reshape(-1, 2), encoded.span_starts_Nplus1, rows_n)
     counts_S = spans_S2[:, 1].astype(np.int64) - spans_S2[:, 0]
     starts_S = np.repeat(cells_n, np.diff(span_starts_n1)) + spans_S2[:, 0]
     before_S = np.cumsum(counts_S) - counts_S

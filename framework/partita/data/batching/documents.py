@@ -34,13 +34,13 @@ def cut_chunks(
         [chunk_starts(start, end, length) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     )
     starts_C1 = np.append(starts_C, ends[-1])
-    first_C = np.searchsorted(documents.starts_N1, starts_C, side="right") - 1
+    first_C = np.searchsorted(documents.starts_Nplus1, starts_C, side="right") - 1
     spans, span_starts = document_spans(documents, starts_C1) if isolate else whole_spans(starts_C1)
     chunks = TokenizedDataset(
         ids_L=documents.ids_L,
-        starts_N1=starts_C1,
+        starts_Nplus1=starts_C1,
         loss_spans_S2=spans,
-        span_starts_N1=span_starts,
+        span_starts_Nplus1=span_starts,
         keys=chunk_keys(documents.keys, first_C),
         indices_N=documents.indices_N[first_C],
         fingerprint_inputs=documents.fingerprint_inputs,
@@ -65,9 +65,9 @@ def chunk_starts(start: int, end: int, length: int) -> np.ndarray:
 def source_ends(documents: TokenizedDataset, sources_N: np.ndarray | None) -> list[int]:
     """Return the number of tokens up to the end of each source, ascending."""
     if sources_N is None:
-        return [int(documents.starts_N1[-1])]
+        return [int(documents.starts_Nplus1[-1])]
     last_documents = np.flatnonzero(np.append(np.diff(sources_N), 1))
-    ends: list[int] = documents.starts_N1[last_documents + 1].tolist()
+    ends: list[int] = documents.starts_Nplus1[last_documents + 1].tolist()
     return ends
 
 
@@ -80,7 +80,7 @@ def whole_spans(starts_C1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def document_spans(documents: TokenizedDataset, starts_C1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return a loss span for each part of a document in a chunk, and the start of each chunk's spans."""
-    cuts = np.union1d(documents.starts_N1, starts_C1)
+    cuts = np.union1d(documents.starts_Nplus1, starts_C1)
     span_starts = np.searchsorted(cuts, starts_C1)
     start_of_chunk = np.repeat(starts_C1[:-1], np.diff(span_starts))
     spans = np.stack([cuts[:-1] - start_of_chunk, cuts[1:] - start_of_chunk], axis=1).astype(np.int32)
@@ -97,21 +97,21 @@ def chunk_keys(keys: RowKeys, first_C: np.ndarray) -> RowKeys:
 def isolated_documents(chunks: TokenizedDataset, planned: PlannedBatch) -> tuple[TokenizedDataset, PlannedBatch]:
     """Return the documents in the planned chunks as packed rows: one sequence for each chunk."""
     chosen = chunks.take(planned.rows)
-    counts_n = np.diff(chosen.span_starts_N1)
+    counts_n = np.diff(chosen.span_starts_Nplus1)
     spans = chosen.loss_spans_S2
-    start_of_chunk = np.repeat(chosen.starts_N1[:-1], counts_n)
+    start_of_chunk = np.repeat(chosen.starts_Nplus1[:-1], counts_n)
     lengths = spans[:, 1] - spans[:, 0]
     chunk_n = np.repeat(np.arange(len(counts_n)), counts_n)
     keys = RowKeys(
         [str(key) for key in chosen.keys],
         chunk_n,
-        np.arange(len(chunk_n)) - chosen.span_starts_N1[chunk_n] + 1,
+        np.arange(len(chunk_n)) - chosen.span_starts_Nplus1[chunk_n] + 1,
     )
     rows = TokenizedDataset(
         ids_L=chosen.ids_L,
-        starts_N1=np.append(start_of_chunk + spans[:, 0], len(chosen.ids_L)),
+        starts_Nplus1=np.append(start_of_chunk + spans[:, 0], len(chosen.ids_L)),
         loss_spans_S2=np.stack([np.zeros_like(lengths), lengths], axis=1),
-        span_starts_N1=np.arange(len(lengths) + 1),
+        span_starts_Nplus1=np.arange(len(lengths) + 1),
         keys=keys,
         indices_N=chosen.indices_N[chunk_n],
         fingerprint_inputs={},
@@ -132,7 +132,7 @@ def cut_pieces(documents: TokenizedDataset, length: int | None, *, prefix: int |
             already begin with the beginning-of-sequence token.
     """
     added = 0 if prefix is None else 1
-    lengths_N = np.diff(documents.starts_N1) + added
+    lengths_N = np.diff(documents.starts_Nplus1) + added
     step = int(lengths_N.max()) if length is None else max(1, length - 1)
     counts_N = np.maximum(1, -(-(lengths_N - 1) // step))
     document_P = np.repeat(np.arange(len(lengths_N)), counts_N)
@@ -142,15 +142,15 @@ def cut_pieces(documents: TokenizedDataset, length: int | None, *, prefix: int |
     starts_P1 = starts([lengths_P])
     # Index of each token in its document; -1 for the prefix.
     offsets = np.arange(starts_P1[-1]) - np.repeat(starts_P1[:-1] - begins_P, lengths_P) - added
-    ids = documents.ids_L[np.repeat(documents.starts_N1[document_P], lengths_P) + np.maximum(offsets, 0)]
+    ids = documents.ids_L[np.repeat(documents.starts_Nplus1[document_P], lengths_P) + np.maximum(offsets, 0)]
     if prefix is not None:
         ids[offsets < 0] = prefix
     spans, span_starts = whole_spans(starts_P1)
     return TokenizedDataset(
         ids_L=ids,
-        starts_N1=starts_P1,
+        starts_Nplus1=starts_P1,
         loss_spans_S2=spans,
-        span_starts_N1=span_starts,
+        span_starts_Nplus1=span_starts,
         keys=chunk_keys(documents.keys, document_P),
         indices_N=documents.indices_N[document_P],
         fingerprint_inputs=documents.fingerprint_inputs,

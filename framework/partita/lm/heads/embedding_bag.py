@@ -53,9 +53,9 @@ def bags_of(
         buckets: Number of hash buckets.
     """
     parts = [bag(np.asarray(text, dtype=np.int64), ngrams, vocabulary, buckets) for text in texts]
-    starts_N1 = np.cumsum([0, *map(len, parts)])
+    starts_Nplus1 = np.cumsum([0, *map(len, parts)])
     ids_K = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-    return torch.from_numpy(ids_K), torch.from_numpy(starts_N1)
+    return torch.from_numpy(ids_K), torch.from_numpy(starts_Nplus1)
 
 
 def bag(tokens_T: np.ndarray, ngrams: int, vocabulary: int, buckets: int) -> np.ndarray:

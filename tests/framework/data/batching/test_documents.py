@@ -39,9 +39,9 @@ def documents(lengths: list[int]) -> TokenizedDataset:
     spans = np.array([(0, length) for length in lengths], dtype=np.int32)
     return TokenizedDataset(
         ids_L=np.arange(100, 100 + total, dtype=np.int32),
-        starts_N1=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        starts_Nplus1=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         loss_spans_S2=spans,
-        span_starts_N1=np.arange(len(lengths) + 1),
+        span_starts_Nplus1=np.arange(len(lengths) + 1),
         keys=RowKeys.counted("docs.jsonl", len(lengths)),
         indices_N=np.arange(len(lengths)),
         fingerprint_inputs={},
@@ -136,7 +136,7 @@ def test_evaluation_predicts_every_token_of_a_document_once(
 
     batch = collate(pieces, alone(np.arange(len(pieces))), pad_token_id=0)
     predicted = batch.labels_BT[batch.labels_BT != -100].tolist()
-    first = set() if prefix is not None else {int(docs.ids_L[start]) for start in docs.starts_N1[:-1]}
+    first = set() if prefix is not None else {int(docs.ids_L[start]) for start in docs.starts_Nplus1[:-1]}
     assert sorted(predicted) == sorted(set(docs.ids_L.tolist()) - first)
     assert length is None or int(pieces.lengths.max()) <= length
     assert len(set(pieces.keys)) == len(pieces)
