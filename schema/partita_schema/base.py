@@ -35,7 +35,7 @@ class ConfigModel(BaseModel):
 
 
 @dataclass(frozen=True)
-class Words:
+class ExpectedText:
     """Annotation of a type with the text that error messages suggest, where the type alone does not say it."""
 
     text: str

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from partita_schema.base import ConfigModel, Words
+from partita_schema.base import ConfigModel, ExpectedText
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), *, tagged: bool = 
         inner, *extra = get_args(annotation)
         infos = [part for part in extra if isinstance(part, FieldInfo)]
         plain = [part for part in extra if not isinstance(part, FieldInfo)]
-        texts = [part.text for part in plain if isinstance(part, Words)]
+        texts = [part.text for part in plain if isinstance(part, ExpectedText)]
         if texts:
             return Leaf("any", texts[0])
         constraints = (*metadata, *plain, *(part for info in infos for part in info.metadata))

@@ -32,7 +32,7 @@ IMPORTS = (
     "partita_schema.problems.explain",
     "partita_schema.problems.repair",
     "partita_schema.problems.wrong_value",
-    "partita_schema.yaml.words",
+    "partita_schema.yaml.syntax_errors",
     "partita_trainers.finetune",
     "rich.console",
     "tokenizers",

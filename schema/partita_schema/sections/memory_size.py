@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from partita_schema.base import Words, refuse_boolean, rule_error
+from partita_schema.base import ExpectedText, refuse_boolean, rule_error
 
 MEGABYTE = 10**6
 POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -75,5 +75,5 @@ def check_memory(value: object) -> object:
     return value
 
 
-Memory = Annotated[str | int | float, BeforeValidator(check_memory), Words(CHOICES)]
+Memory = Annotated[str | int | float, BeforeValidator(check_memory), ExpectedText(CHOICES)]
 """A memory size, stored as written; `parse_memory` converts it."""

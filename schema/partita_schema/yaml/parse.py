@@ -62,9 +62,9 @@ def read_yaml(text: str, *, file: str | None, empty: str = EMPTY) -> tuple[Node,
     try:
         root = builder.document(yaml.parse(text, Loader=Loader))
     except yaml.YAMLError as error:
-        from partita_schema.yaml.words import syntax_words
+        from partita_schema.yaml.syntax_errors import syntax_problem
 
-        raise ConfigError([syntax_words(error, text, file=file)]) from None
+        raise ConfigError([syntax_problem(error, text, file=file)]) from None
     except RecursionError:
         raise ConfigError(
             [Problem("", f"is nested more than {MAX_DEPTH} levels deep; write it flatter", file)]

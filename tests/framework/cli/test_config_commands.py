@@ -86,7 +86,9 @@ FOR_MISTAKES = {
     f"partita_schema.{name}"
     for name in ("problems.repair", "problems.explain", "schema_tree", "problems.unknown_key", "problems.wrong_value")
 }
-FOR_OTHER_FILES = {f"partita_schema.{name}" for name in ("compat.ludwig", "dump", "reference", "rows", "yaml.words")}
+FOR_OTHER_FILES = {
+    f"partita_schema.{name}" for name in ("compat.ludwig", "dump", "reference", "rows", "yaml.syntax_errors")
+}
 
 
 def loaded_by(*arguments: str) -> tuple[str, set[str]]:

@@ -18,7 +18,7 @@ PLAIN_TEXT = re.compile(r"(?:\$\{[^{}]*\}|[^\s,\[\]{}'\"])+")
 """Unquoted text inside braces or brackets, including variables."""
 
 
-def syntax_words(error: yaml.YAMLError, text: str, *, file: str | None) -> Problem:
+def syntax_problem(error: yaml.YAMLError, text: str, *, file: str | None) -> Problem:
     """Return the problem at which the YAML parser stopped, at the line that a user would fix."""
     if isinstance(error, ReaderError):
         return control_character(text, file=file)
