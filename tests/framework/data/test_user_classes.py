@@ -22,7 +22,7 @@ from partita_schema.errors import ConfigError, DataError
 from partita_schema.sections.data import LoaderOptions
 
 Make = Callable[..., Config]
-PARTS = """
+CLASSES = """
 from dataclasses import replace
 
 import torch
@@ -116,10 +116,10 @@ ROWS = [{"question": "ab", "answer": "c"}, {"question": "bad", "answer": "c"}, {
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> str:
+def module(tmp_path: Path) -> str:
     """Return a module in tmp_path with a unique name."""
     name = f"parts_{os.urandom(4).hex()}"
-    (tmp_path / f"{name}.py").write_text(PARTS)
+    (tmp_path / f"{name}.py").write_text(CLASSES)
     return name
 
 
@@ -147,30 +147,30 @@ def text(encoded: TokenizedDataset, row: int) -> str:
     ],
 )
 def test_a_custom_formatter_writes_rows_in_every_process(
-    tmp_path: Path, make_config: Make, parts: str, options: dict[str, Any]
+    tmp_path: Path, make_config: Make, module: str, options: dict[str, Any]
 ) -> None:
-    config = make_config(data={"formatter": f"{parts}:Loud"}, prompt={"task": "!"})
+    config = make_config(data={"formatter": f"{module}:Loud"}, prompt={"task": "!"})
     result = build(config, tmp_path, options=LoaderOptions(**options))
     assert list(result.keys) == ["dataset:1", "dataset:3"]
     assert [text(result, row) for row in range(2)] == ["AB!c</s>", "ABC!d</s>"]
     assert result.loss_spans(0).tolist() == [[3, 5]]
 
 
-def test_prompts_of_a_custom_formatter_have_no_answer(tmp_path: Path, make_config: Make, parts: str) -> None:
-    made = row_tokenizer(make_config(data={"formatter": f"{parts}:Loud"}), tmp_path)
+def test_prompts_of_a_custom_formatter_have_no_answer(tmp_path: Path, make_config: Make, module: str) -> None:
+    made = row_tokenizer(make_config(data={"formatter": f"{module}:Loud"}), tmp_path)
     assert made.encode_prompt({"question": "ab"}, key="k").text == "AB"
 
 
-def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, parts: str) -> None:
-    config = make_config(data={"formatter": f"{parts}:Loud"})
+def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, module: str) -> None:
+    config = make_config(data={"formatter": f"{module}:Loud"})
     before = row_tokenizer(config, tmp_path).fingerprint_inputs()
-    (tmp_path / f"{parts}.py").write_text(PARTS + "\n")
+    (tmp_path / f"{module}.py").write_text(CLASSES + "\n")
     after = row_tokenizer(config, tmp_path).fingerprint_inputs()
     assert {name for name in after if after[name] != before[name]} == {"formatter"}
     rows = open_rows(ROWS, folder=tmp_path)
     cache = TokenCache(tmp_path / "tokens")
     cache.encode(rows, row_tokenizer(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
-    (tmp_path / f"{parts}.py").write_text(PARTS)
+    (tmp_path / f"{module}.py").write_text(CLASSES)
     cache.encode(rows, row_tokenizer(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
     assert not cache.uses["training"].hit
 
@@ -183,19 +183,19 @@ def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, pa
     ],
 )
 def test_a_custom_formatter_with_wrong_results_is_reported(
-    tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
+    tmp_path: Path, make_config: Make, module: str, name: str, expected: str
 ) -> None:
-    made = row_tokenizer(make_config(data={"formatter": f"{parts}:{name}"}), tmp_path)
+    made = row_tokenizer(make_config(data={"formatter": f"{module}:{name}"}), tmp_path)
     with pytest.raises(DataError) as error:
         made.formatter.format_all(ROWS[:2], ["a", "b"], supervised=True)
-    assert str(error.value) == f"data.formatter: {parts}:{name} {expected}"
+    assert str(error.value) == f"data.formatter: {module}:{name} {expected}"
 
 
-def test_a_custom_collate_function_creates_the_batches(tmp_path: Path, make_config: Make, parts: str) -> None:
+def test_a_custom_collate_function_creates_the_batches(tmp_path: Path, make_config: Make, module: str) -> None:
     encoded = build(make_config(), tmp_path)
     rows = alone(torch.arange(2).numpy())
     plain = build_collate(None, folder=tmp_path, pad_token_id=0)(encoded, rows)
-    own = build_collate(f"{parts}:Reversed", folder=tmp_path, pad_token_id=0)(encoded, rows)
+    own = build_collate(f"{module}:Reversed", folder=tmp_path, pad_token_id=0)(encoded, rows)
     assert own.input_ids_BT.tolist() == plain.input_ids_BT.flip(1).tolist()
     assert own.keys == plain.keys
 
@@ -209,13 +209,13 @@ def test_a_custom_collate_function_creates_the_batches(tmp_path: Path, make_conf
     ],
 )
 def test_a_custom_collate_function_with_wrong_results_is_reported(
-    tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
+    tmp_path: Path, make_config: Make, module: str, name: str, expected: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
-    make = build_collate(f"{parts}:{name}", folder=tmp_path, pad_token_id=0)
+    make = build_collate(f"{module}:{name}", folder=tmp_path, pad_token_id=0)
     with pytest.raises(DataError) as error:
         make(encoded, alone(torch.arange(2).numpy()))
-    assert str(error.value) == f"data.collate: {parts}:{name} {expected}"
+    assert str(error.value) == f"data.collate: {module}:{name} {expected}"
 
 
 @pytest.mark.parametrize(
@@ -244,21 +244,21 @@ def test_a_custom_collate_function_with_wrong_results_is_reported(
     ],
 )
 def test_a_custom_collate_function_that_does_not_pack_as_planned_is_reported(
-    tmp_path: Path, make_config: Make, parts: str, name: str, expected: str
+    tmp_path: Path, make_config: Make, module: str, name: str, expected: str
 ) -> None:
     encoded = build(make_config(), tmp_path)
     packed = PlannedBatch(np.arange(2), np.zeros(2, dtype=np.int64))
     with pytest.raises(DataError) as error:
-        build_collate(f"{parts}:{name}", folder=tmp_path, pad_token_id=0)(encoded, packed)
-    assert str(error.value) == f"data.collate: {parts}:{name} {expected}"
+        build_collate(f"{module}:{name}", folder=tmp_path, pad_token_id=0)(encoded, packed)
+    assert str(error.value) == f"data.collate: {module}:{name} {expected}"
     for planned in (packed, alone(np.arange(2)), NOTHING):
-        build_collate(f"{parts}:Same", folder=tmp_path, pad_token_id=0)(encoded, planned)
+        build_collate(f"{module}:Same", folder=tmp_path, pad_token_id=0)(encoded, planned)
 
 
-def test_a_missing_class_is_reported_with_its_key(tmp_path: Path, make_config: Make, parts: str) -> None:
+def test_a_missing_class_is_reported_with_its_key(tmp_path: Path, make_config: Make, module: str) -> None:
     with pytest.raises(ConfigError) as error:
-        row_tokenizer(make_config(data={"formatter": f"{parts}:Lout"}), tmp_path)
-    assert str(error.value) == f"data.formatter: module {parts} has no class Lout; did you mean Loud?"
+        row_tokenizer(make_config(data={"formatter": f"{module}:Lout"}), tmp_path)
+    assert str(error.value) == f"data.formatter: module {module} has no class Lout; did you mean Loud?"
     with pytest.raises(ConfigError) as error:
         build_collate("no_such_module:C", folder=tmp_path, pad_token_id=0)
     assert str(error.value) == (
