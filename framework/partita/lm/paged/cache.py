@@ -26,8 +26,8 @@ class PagedPass:
     """The blocks of each row, int32."""
     lengths_N: torch.Tensor
     """Tokens of each row after the pass, int32."""
-    starts_N: torch.Tensor
-    """The first token of each row in the pass, and the number of tokens of the pass, int32 [N + 1]."""
+    starts_Nplus1: torch.Tensor
+    """The first token of each row in the pass, and the number of tokens of the pass, int32."""
     written_T: torch.Tensor
     """Where each token of the pass is written: its index in the pool viewed as [P * K]."""
     parts: Sequence[tuple[int, int]] | None = None

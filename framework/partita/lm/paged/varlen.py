@@ -84,7 +84,7 @@ class VarlenAttention:
             query_THD,
             keys_PKHD,
             values_PKHD,
-            now.starts_N,
+            now.starts_Nplus1,
             None,
             now.longest_part,
             now.tables_NM.shape[1] * self.block_tokens,

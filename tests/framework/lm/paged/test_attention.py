@@ -97,7 +97,7 @@ def by_hand(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, now: 
     """Compute attention token by token."""
     output = torch.zeros_like(query)
     for row, length in enumerate(now.lengths_N.tolist()):
-        start, end = now.starts_N[row : row + 2].tolist()
+        start, end = now.starts_Nplus1[row : row + 2].tolist()
         for token in range(start, end):
             position = length - (end - token)
             seen = range(max(0, position + 1 - (scoring.window or length)), position + 1)
@@ -150,7 +150,7 @@ def test_varlen_attention_refuses_what_its_kernel_does_not_have(scoring: str) ->
 
 def test_varlen_attention_is_traced_without_a_gpu() -> None:
     query, keys, values, now = [held.to("meta") for held in example(parts=None)[:3]] + [example(parts=None)[3]]
-    now = PagedPass(*(held.to("meta") for held in (now.tables_NM, now.lengths_N, now.starts_N, now.written_T)))
+    now = PagedPass(*(held.to("meta") for held in (now.tables_NM, now.lengths_N, now.starts_Nplus1, now.written_T)))
     found = VarlenAttention(torch.device("cpu"))(query, keys, values, now, Scoring(0.3, window=7))
     assert (found.device.type, found.shape) == ("meta", query.shape)
 
