@@ -302,7 +302,7 @@ def test_a_process_that_hangs_while_encoding_is_reported(
     )
 
 
-@pytest.mark.parametrize("slow", ["partita.data.token_files.os.fsync", "partita.data.token_files.file_sum"])
+@pytest.mark.parametrize("slow", ["partita.data.token_files.os.fsync", "partita.data.token_files.file_crc"])
 def test_a_slow_disk_is_not_a_hanging_process(
     tmp_path: Path,
     rows: Rows,
