@@ -40,8 +40,8 @@ def best_and_worst(attempts: Sequence[Episode]) -> Pair | str:
     """Return the first answers in which the best and the worst attempt at a task differ, or why there are none.
 
     A success is better than a failure; of two with the same outcome, that with the larger reward. Of several attempts
-    that are equally good, those count that begin in the same way as their counterpart, and if possible those whose chosen
-    answer did not end at the token limit.
+    that are equally good, those count that begin in the same way as their counterpart, and if possible those whose
+    chosen answer did not end at the token limit.
     """
     scores = [(score, attempt) for attempt in attempts if (score := score_of(attempt)) is not None]
     if len(scores) < 2:

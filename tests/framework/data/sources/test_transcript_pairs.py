@@ -118,8 +118,8 @@ def test_attempts_without_a_pair_are_counted_with_the_reason(tmp_path: Path, cap
 
 def limit_warning(cut: int, rows: str) -> str:
     return (
-        f"predicted.jsonl: {cut} of {rows} to learn ended at the token limit; training on them teaches the model to stop "
-        "there: simulate with a larger generation.max_new_tokens"
+        f"predicted.jsonl: {cut} of {rows} to learn ended at the token limit; training on them teaches the model to "
+        "stop there: simulate with a larger generation.max_new_tokens"
     )
 
 
