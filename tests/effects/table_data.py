@@ -62,6 +62,7 @@ def sources(place: str) -> dict[str, Flip]:
         f"{place}[csv].path": Flip("more.csv", given=given(CSV)),
         f"{place}[csv].delimiter": Flip(";", given=given(CSV), part="refusal"),
         f"{place}[csv].quoting": Flip("none", given=given(CSV | {"path": "quoted.csv"}), part="refusal"),
+        f"{place}[csv].header": Flip(["text", "answer", "more"], given=given(CSV), part="refusal"),
         f"{place}[csv].encoding": Flip("utf-16", given=given(CSV), part="refusal"),
         f"{place}[csv].sheet": Flip("more", given=given(CSV), part="refusal"),
         f"{place}[hub].type": Flip(CSV, given=given(HUB)),

@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from partita import Model
+from partita.runs.directory import RunDirectory
 from partita_schema.errors import ConfigError, PartitaError, ResumeError, TrainingError
 from partita_trainers.hogwild import trainer as hogwild
 from partita_trainers.hogwild import workers as hogwild_workers
@@ -247,6 +248,27 @@ def test_an_error_in_a_worker_is_raised_with_its_location(folder: Path, tmp_path
     assert first.endswith(" is not a number; write a lower trainer.learning_rate")
     assert any("train_epoch" in line for line in trace)
     assert not children(os.getpid())
+
+
+def test_the_progress_of_training_begins_when_the_workers_have_started(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+    answers, progress = hogwild_workers.HogwildWorkers.answers, RunDirectory.progress
+
+    def waited(workers: Any, **named: Any) -> float:
+        seconds = answers(workers, **named)
+        events.append("answers")
+        return seconds
+
+    def shown(run: RunDirectory, total: int, description: str, **named: Any) -> Any:
+        events.append(description)
+        return progress(run, total, description, **named)
+
+    monkeypatch.setattr(hogwild_workers.HogwildWorkers, "answers", waited)
+    monkeypatch.setattr(RunDirectory, "progress", shown)
+    Model(make_settings(folder, workers=1, epochs=1), quiet=True).train(run=tmp_path / "run")
+    assert events.index("answers") < events.index("training")
 
 
 def test_other_rows_are_refused_on_resume(folder: Path, tmp_path: Path) -> None:

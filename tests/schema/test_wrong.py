@@ -242,6 +242,10 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
             ),
         ),
         (
+            "data: {source: {type: csv, path: a.csv, header: [a, b, a]}}",
+            "4:41: data.source.header: 'a' occurs twice; rename one",
+        ),
+        (
             "data: {source: {type: jsonl, path: a.jsonl, delimiter: ','}}",
             "4:56: data.source.delimiter: delimiter has no effect on jsonl; it is for csv and tsv",
         ),

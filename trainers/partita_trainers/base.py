@@ -291,7 +291,7 @@ class Evaluate(Protocol):
     """Evaluates a split."""
 
     def __call__(self, split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> Metrics:
-        """Return the metrics of a split; {} for one that is empty or not evaluated.
+        """Return the metrics of a split, validation or test; {} for one that is empty or not evaluated.
 
         The results of the rows are recorded in the run directory if answers are generated, or if `max_rows` is None.
 

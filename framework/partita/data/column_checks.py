@@ -1,5 +1,7 @@
 """Checks that rows have the columns that a configuration needs."""
 
+from pathlib import PurePath
+
 from partita.data.formats.csv import other_separator
 from partita.data.rows import Rows
 from partita_schema.common.text import nearest
@@ -114,11 +116,17 @@ def require_column(rows: Rows, column: str, *, user: str) -> None:
         near = nearest(column, rows.columns)
         raise DataError(
             f"{rows.keys.names[0]} has no column {column!r}, which {user} needs; its columns are "
-            f"{', '.join(rows.columns)}" + (f"; did you mean {near[0]!r}?" if near else separator_hint(rows))
+            f"{', '.join(rows.columns)}" + (f"; did you mean {near[0]!r}?" if near else table_hint(rows))
         )
 
 
-def separator_hint(rows: Rows) -> str:
-    """Return a hint if a table, such as a data frame, was parsed with the wrong separator."""
-    separator = other_separator(rows.columns)
-    return f"; the separator looks like {separator}, read the file with that one" if separator else ""
+def table_hint(rows: Rows) -> str:
+    """Return a hint if a table was parsed with the wrong separator, or may have no header line."""
+    if separator := other_separator(rows.columns):
+        return f"; the separator looks like {separator}, read the file with that one"
+    if PurePath(rows.keys.names[0]).suffix.lower() in (".csv", ".tsv"):
+        return (
+            "; if its first line is a row, write a line with the names of the columns before it, or name them in "
+            "header: [...] at the source"
+        )
+    return ""

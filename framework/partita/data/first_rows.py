@@ -84,7 +84,7 @@ def read_first_rows(path: str) -> FirstRows | None:
         columns,
         complete=len(read) <= FIRST_ROWS,
         ignore_keys=ignore_keys,
-        warning=file_warning(reasons, names, number=len(read)),
+        warning=file_warning(reasons, names, rows),
         unread_dialogues=unread_warning(rows, column=dialogue, ignored=ignore_keys) if dialogue is not None else "",
     )
 
@@ -99,12 +99,22 @@ def first_rows(file: FileSlice) -> Iterator[tuple[Mapping[str, Any] | None, str]
         yield (None, reason) if reason else (values, "")
 
 
-def file_warning(reasons: Sequence[str], names: Sequence[str], *, number: int) -> str:
+def looks_like_a_row(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the names of columns are values: they are long, or occur below themselves."""
+    long = len(names) > 1 and any(len(name.split()) > MAX_WORDS_OF_A_NAME for name in names)
+    return long or any(row.get(name) == name for row in rows for name in names)
+
+
+def file_warning(reasons: Sequence[str], names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return what is wrong with a file: rows that cannot be read, a single row, or a first line that is a row."""
+    number = len(rows) + len(reasons)
     if reasons:
         return f"{counted(len(reasons), 'row')} of the first {number:,} cannot be read, the first because {reasons[0]}"
-    if len(names) > 1 and any(len(name.split()) > MAX_WORDS_OF_A_NAME for name in names):
-        return "its first line looks like a row; write a line with the names of the columns before it"
+    if looks_like_a_row(names, rows):
+        return (
+            "its first line looks like a row; write a line with the names of the columns before it, or name them in "
+            "header: [...] at the source"
+        )
     if number == 1:
         return "it has one row, so types and labels are guesses; check them"
     return ""

@@ -179,7 +179,8 @@ class TrainingShape:
             f"trainer.effective_batch_size: {near}"
         )
 
-    def lengths_of_epoch(self) -> np.ndarray:
+    @cached_property
+    def epoch_lengths(self) -> np.ndarray:
         """Return the length of each row of the first epoch, in which a mix may repeat or skip rows."""
         if self.order is None:
             return self.lengths
@@ -188,17 +189,13 @@ class TrainingShape:
 
     @cached_property
     def sample(self) -> np.ndarray:
-        """Evenly spaced rows that represent larger data, including the longest one."""
-        count = len(self.lengths)
-        sampled = min(count, self.sampled_rows)
-        rows: np.ndarray = np.arange(sampled) * count // max(1, sampled)
-        if count > sampled:
-            rows[-1] = int(self.lengths.argmax())
-        return rows
+        """Rows that represent larger data."""
+        return evenly_spaced(self.lengths, self.sampled_rows)
 
     def volume(self, size: int) -> Volume:
         """Return batches and padded tokens of an epoch as planned; extrapolated from a sample for large data."""
-        lengths = self.lengths[self.sample]
+        epoch = self.epoch_lengths
+        lengths = epoch[evenly_spaced(epoch, self.sampled_rows)]
         # Dropped batches cost little at any size, but at some sizes they would be all.
         batching = self.batching.model_copy(update={"drop_last": False} if hasattr(self.batching, "drop_last") else {})
         policy = build_policy(batching, batch_size=size, max_tokens=self.max_tokens(size))
@@ -209,10 +206,19 @@ class TrainingShape:
                 sequence_tokens = np.bincount(batch.sequences, weights=lengths[batch.rows])
                 tokens += len(sequence_tokens) * int(sequence_tokens.max())
                 batches += 1
-        rows, share = len(self.lengths), len(self.lengths) / len(lengths)
+        rows, share = len(epoch), len(epoch) / len(lengths)
         counted = policy.count(rows)
         batches = max(1, round(batches * share)) if counted is None else counted
         return Volume(batches=batches, tokens=round(tokens * share), rows=rows)
+
+
+def evenly_spaced(lengths: np.ndarray, most: int) -> np.ndarray:
+    """Return the indices of at most `most` evenly spaced rows, including a longest one."""
+    count, sampled = len(lengths), min(len(lengths), most)
+    rows: np.ndarray = np.arange(sampled) * count // max(1, sampled)
+    if count > sampled:
+        rows[-1] = int(lengths.argmax())
+    return rows
 
 
 def training_shape(

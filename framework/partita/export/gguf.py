@@ -1,5 +1,6 @@
 """The format gguf: a file for llama.cpp, written by its converter and run by its server."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,14 @@ NO_VOCABULARY = (
 )
 MORE_CONTEXT = 8
 """Tokens of context beyond the longest prompt and its answer."""
+
+
+def complete_config(folder: Path) -> None:
+    """Add the key that the converter reads and transformers no longer writes: the context length of GPT-2."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf8"))
+    if "n_positions" in config:
+        path.write_text(json.dumps({"n_ctx": config["n_positions"], **config}, indent=2), encoding="utf8")
 
 
 class GgufExporter(Exporter):
@@ -54,6 +63,7 @@ class GgufExporter(Exporter):
             write_merged(self.lm, merged, dtype=torch.float32, config=pipeline.config, labels=pipeline.labels)
             revision = pipeline.config.model_parameters.revision
             self.has_vocabulary = copy_vocabulary(self.lm.source, merged, revision=revision, download=True)
+            complete_config(merged)
             convert(checkout, merged, "--outfile", self.path, "--outtype", self.options.gguf_weights)
 
     def check_model(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from partita.lm.batch_prompts import BatchPrompts, Decode
 from partita.lm.continuation import decode_continuation
 from partita.lm.generation_defaults import BEAMS, SAMPLING, effective_generation
 from partita.lm.loaded_model import TextModel
+from partita.lm.row import Row
 from partita.lm.sampler import Sampler, row_processors
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, shortened
@@ -186,7 +188,7 @@ def generate_batch(
     limits = [request.max_new_tokens for request in prompts.requests]
     settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
     stop = StopStrings(options.stop, tokenizer=tokenizer)
-    logprobs: list[float | None] = [None] * len(limits)
+    rows: Sequence[Row | None] = [None] * len(limits)
     if options.beams > 1:
         criterion = RowLimits(limits, stop=stop, prompt_length=prompts.length)
         sequences = beam_search(model, prompts, options, settings=settings, ends=sampler.ends, criteria=[criterion])
@@ -194,9 +196,8 @@ def generate_batch(
     else:
         decoder = BatchDecoder(sampler, prompts.requests, stop=stop)
         model.generate(**prompts.inputs, generation_config=settings, custom_generate=decoder)
+        rows = decoder.rows
         answers = [row.new for row in decoder.rows]
-        if options.logprobs:
-            logprobs = [row.logprob for row in decoder.rows]
     return [
         finish(
             ids,
@@ -204,9 +205,9 @@ def generate_batch(
             ends=sampler.end_ids,
             stop=options.stop,
             decode=prompts.decode,
-            logprob=logprob,
+            scored=row if options.logprobs else None,
         )
-        for ids, limit, logprob in zip(answers, limits, logprobs, strict=True)
+        for ids, limit, row in zip(answers, limits, rows, strict=True)
     ]
 
 
@@ -274,7 +275,7 @@ def finish(
     ends: Sequence[int],
     stop: Sequence[str],
     decode: Decode,
-    logprob: float | None = None,
+    scored: Row | None = None,
 ) -> Generated:
     """Cut a row at its limit, at its end token and at a stop string.
 
@@ -284,7 +285,7 @@ def finish(
         ends: End tokens.
         stop: Stop strings.
         decode: Decodes the tokens.
-        logprob: Log probability of the completion.
+        scored: The row with the log probabilities of its tokens, if they are wanted.
     """
     ids = row[:limit]
     end = next((index for index, token in enumerate(ids) if token in ends), None)
@@ -294,7 +295,7 @@ def finish(
     text = decode(ids)
     cut = first_stop(text, stop)
     if cut is None:
-        return Generated(tuple(ids), text, "stop" if ended else "length", logprob)
+        return with_scores(Generated(tuple(ids), text, "stop" if ended else "length"), scored)
     # A row that ended with a stop string is padded until the batch ends: find the first token that completes the
     # string.
     needed = bisect_left(
@@ -302,7 +303,14 @@ def finish(
         True,
         key=lambda length: first_stop(decode(ids[:length]), stop) is not None,
     )
-    return Generated(tuple(ids[:needed]), text[:cut], "stop", logprob)
+    return with_scores(Generated(tuple(ids[:needed]), text[:cut], "stop"), scored)
+
+
+def with_scores(answer: Generated, scored: Row | None) -> Generated:
+    """Return an answer with the log probabilities of its row, if they are wanted."""
+    if scored is None:
+        return answer
+    return replace(answer, logprob=scored.logprob, token_logprobs=tuple(scored.token_logprobs[: len(answer.ids)]))
 
 
 def first_stop(text: str, stop: Sequence[str]) -> int | None:

@@ -23,7 +23,7 @@ from partita_schema.common.checksums import DamagedError
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error
 from partita_schema.config import Config
-from partita_schema.errors import OtherRankError, ResumeError
+from partita_schema.errors import JobError, OtherRankError, PartitaError, ResumeError
 from partita_schema.records import FORMAT_VERSION
 from partita_schema.yaml.variables import escaped
 from partita_trainers.file_sums import check_sums
@@ -100,7 +100,8 @@ def open_run(
     """Open a new or resumed run, and record in its status how it ended.
 
     A finished run is left unchanged unless the file now asks for more steps. A run without a checkpoint may be
-    started again with another file. A new run that ends before its first step leaves no directory.
+    started again with another file. A new run that ends before its first step leaves no directory, and any other run
+    keeps its status if wrong input ends the start.
 
     Args:
         folder: The run directory.
@@ -132,16 +133,18 @@ def open_run(
         if run.finished and recorded == settings:
             yield run
             return
-        finished = FinishedRun.of(run) if run.finished else None
+        before = RecordedRun.of(run) if recorded else None
         record_start(run, origin=origin)
         write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
         write_atomically(folder / "resolved.yaml", resolved)
         try:
             with end_noted(run):
                 yield run
+        except BaseException as error:
+            if before is not None and (before.is_finished or is_wrong_input(error)):
+                before.restore_unless_changed()
+            raise
         finally:
-            if finished is not None and run.manifest["status"] in ("failed", "interrupted"):
-                finished.restore_unless_changed()
             if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 with suppress(OSError):  # another run has begun there
@@ -167,33 +170,43 @@ def end_noted(run: RunDirectory) -> Iterator[None]:
         run.trackers.finish()
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """A finished run before it is trained further.
+def is_wrong_input(error: BaseException) -> bool:
+    """Return whether an error is about the file or the data of a command, and not about the job."""
+    return isinstance(error, PartitaError) and not isinstance(error, JobError)
 
-    If that ends before anything is trained, as after a typing error in the command, the run stays finished.
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run before it is started again.
+
+    If that ends before anything is trained, as after a typing error in the command, the run stays as it was: finished,
+    or interrupted.
     """
 
     folder: Path
+    is_finished: bool
     files: Mapping[str, bytes]
     """Contents of the files that describe the run, by name."""
     state: frozenset[tuple[str, int, int]]
     """The log, the model and the checkpoints, by `training_state`."""
 
     @classmethod
-    def of(cls, run: RunDirectory) -> "FinishedRun":
+    def of(cls, run: RunDirectory) -> "RecordedRun":
         """Return the state of a run."""
         paths = [path for name in DESCRIPTION if (path := run.folder / name).is_file()]
-        return cls(run.folder, {path.name: path.read_bytes() for path in paths}, training_state(run.folder))
+        files = {path.name: path.read_bytes() for path in paths}
+        return cls(run.folder, run.finished, files, training_state(run.folder))
 
     def restore_unless_changed(self) -> None:
-        """Write the description of the finished run again, unless it has been trained further."""
+        """Write the description of the run again, unless it has been trained further."""
         if training_state(self.folder) != self.state:
             return
         with suppress(OSError):  # the error of the run is raised
             for name, content in self.files.items():
                 write_atomically(self.folder / name, content.decode())
-            logger.info("the run in %s stays finished, as it was", self.folder)
+            logger.info(
+                "the run in %s stays %s, as it was", self.folder, "finished" if self.is_finished else "unfinished"
+            )
 
 
 def training_state(folder: Path) -> frozenset[tuple[str, int, int]]:

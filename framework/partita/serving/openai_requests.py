@@ -102,13 +102,12 @@ class EngineRequests:
             raise ApiError(400, "the model writes no text; send rows to /predict")
 
     def _check_options(self, options: GenerationOptions) -> None:
-        """Raise ApiError or ModelError if a grammar, or log probabilities, cannot be used."""
-        if self.core.why_batches is not None and (options.grammar is not None or options.top_logprobs is not None):
-            wanted = "logprobs need" if options.grammar is None else "response_format and required tools need"
-            reason = f"continuous batching, which is not available here: {self.core.why_batches}"
-            raise ApiError(400, f"{wanted} {reason}")
+        """Raise ApiError or ModelError if a grammar cannot be used."""
         if options.grammar is None:
             return
+        if self.core.why_batches is not None:
+            reason = f"continuous batching, which is not available here: {self.core.why_batches}"
+            raise ApiError(400, f"response_format and required tools need {reason}")
         mistake = mistake_in(options.grammar)
         if mistake is not None:
             raise ApiError(400, f"answers cannot be held to the JSON schema of this request ({mistake})")

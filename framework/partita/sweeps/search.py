@@ -75,7 +75,8 @@ class Search:
         if self.sweep.pruner is None or not curve:
             return False
         number = len(earlier)
-        known = earlier[: self.known(number)]
+        # A trial that repeats an earlier one was not run: its result would count twice.
+        known = [trial for trial in earlier[: self.known(number)] if trial.repeats is None]
         return is_stopped(self.sweep.pruner, curve, number=number, known=known, direction=self.direction)
 
     def study(self, earlier: Sequence[Trial], known: int) -> "Study":

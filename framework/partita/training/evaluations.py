@@ -12,7 +12,7 @@ from partita_schema.common.text import nearest
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Metrics
 
-SPLITS = (TRAINING, VALIDATION, TEST)
+EVALUATED = (VALIDATION, TEST)
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,14 @@ class Evaluations:
             step: Training step of the weights.
 
         Raises:
-            TrainingError: There is no split of this name.
+            TrainingError: There is no split of this name, or it is the training split.
         """
-        if split not in SPLITS:
-            near = nearest(split, SPLITS)
-            hint = f"did you mean {near[0]}?" if near else f"the splits are {', '.join(SPLITS)}"
+        if split == TRAINING:
+            hint = "evaluate validation or test, or write the file of the training rows to data.test too"
+            raise TrainingError("the training split is not evaluated", hint)
+        if split not in EVALUATED:
+            near = nearest(split, EVALUATED)
+            hint = f"did you mean {near[0]}?" if near else f"the splits are {', '.join(EVALUATED)}"
             raise TrainingError(f"there is no split {split} to evaluate", hint)
         if split not in self.datasets:
             return {}

@@ -113,7 +113,7 @@ def plan_rows(config: Config, shape: TrainingShape, size: BatchSize, loader: Ind
         loader: The loader of the rows.
     """
     return plan_of(
-        shape.lengths_of_epoch(),
+        shape.epoch_lengths,
         batching=shape.batching,
         policy=shape.policy(size.rows, max_tokens=size.max_tokens),
         batches_per_step=shape.batches_per_step(config.trainer, size),

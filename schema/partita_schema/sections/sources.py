@@ -11,6 +11,7 @@ from partita_schema.base import ConfigModel, Name, Positive, StrictBool, check_t
 FORMATS_OF_OPTIONS = {
     "delimiter": ("csv", "tsv"),
     "quoting": ("csv", "tsv"),
+    "header": ("csv", "tsv"),
     "encoding": ("csv", "tsv", "json", "jsonl", "txt", "parlai"),
     "sheet": ("xlsx",),
 }
@@ -32,6 +33,13 @@ def check_encoding(encoding: str) -> str:
     return encoding
 
 
+def check_header(names: list[str]) -> list[str]:
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise rule_error(f"{twice!r} occurs twice; rename one")
+    return names
+
+
 class FileSource(ConfigModel):
     """Rows in files."""
 
@@ -45,6 +53,9 @@ class FileSource(ConfigModel):
     quoting: Literal["minimal", "none"] | None = None
     """Whether double quotes in csv and tsv enclose cells with delimiters or line breaks (minimal), or are text (none).
     Default: detected from the first rows."""
+    header: Annotated[list[Name], Field(min_length=1), AfterValidator(check_header)] | None = None
+    """Names of the columns of csv and tsv without a header line, such as [review, label]: the first line is a row.
+    Default: the first line."""
     encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
     """Encoding of text files, such as utf-16, cp1252 or latin-1. Default: UTF-8; for csv and tsv, detected from the
     first rows: UTF-8, UTF-16 or cp1252."""

@@ -340,10 +340,14 @@ def test_rows_that_cannot_be_read_and_a_missing_header_give_a_warning(tmp_path: 
     assert proposal is not None
     assert proposal.warning.startswith("1 row of the first 3 cannot be read, the first because not JSON: ")
     table = tmp_path / "rows.csv"
-    table.write_text("I did not like this one,bad\nfine,good\n", encoding="utf8")
-    proposal = propose(str(table), task=None)
-    assert proposal is not None
-    assert proposal.warning.startswith("its first line looks like a row; write a line with the names of the columns")
+    for text in ("I did not like this one,bad\nfine,good\n", "bad,poor\nfine,good\nawful,poor\n"):
+        table.write_text(text, encoding="utf8")
+        proposal = propose(str(table), task=None)
+        assert proposal is not None
+        assert proposal.warning == (
+            "its first line looks like a row; write a line with the names of the columns before it, or name them in "
+            "header: [...] at the source"
+        )
 
 
 def test_message_keys_that_are_not_read_are_written_as_ignored_and_named(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_rows_that_are_not_divided_into_folds_are_refused(make_config: Make) -> 
     )
 
 
-def test_wrong_columns_are_reported(make_config: Make) -> None:
+def test_wrong_columns_are_reported(make_config: Make, tmp_path: Path) -> None:
     assert failure(make_config(), [{"questoin": "x", "answer": "y"}]) == (
         "dataset has no column 'question', which input question needs; its columns are questoin, answer; "
         "did you mean 'questoin'?"
@@ -266,6 +266,11 @@ def test_wrong_columns_are_reported(make_config: Make) -> None:
     assert failure(make_config(), [{"question;answer": "x;y"}]) == (
         "dataset has no column 'question', which input question needs; its columns are question;answer; the separator "
         "looks like ';', read the file with that one"
+    )
+    (tmp_path / "a.csv").write_text("fine,good\nso,so\n", encoding="utf8")
+    assert failure(make_config(), str(tmp_path / "a.csv")) == (
+        "a.csv has no column 'question', which input question needs; its columns are fine, good; if its first line is "
+        "a row, write a line with the names of the columns before it, or name them in header: [...] at the source"
     )
     split = {"type": "fixed", "column": "fold"}
     assert failure(make_config(data={"split": split}), table(2)).startswith(

@@ -117,6 +117,12 @@ def test_the_volume_of_large_data_is_estimated_from_a_sample(rows: int) -> None:
         assert foretold.rows == 5000
 
 
+def test_the_volume_of_a_mix_is_that_of_the_rows_of_an_epoch() -> None:
+    shape = shape_of(np.array([100, 10, 10, 10]), FixedBatching(type="fixed"))
+    mixed = replace(shape, order=lambda epoch, rng: np.array([0, 0, 0, 1, 2, 3]))
+    assert mixed.volume(1) == Volume(batches=6, tokens=330, rows=6)
+
+
 def test_a_tuned_token_budget_is_the_rows_times_the_longest() -> None:
     shape = shape_of(np.array([5, 30, 12]), TokenBudgetBatching(type="token_budget"))
 

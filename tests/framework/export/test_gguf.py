@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from partita import ExportError, Model, ModelError, PartitaError
+from partita.export.gguf import complete_config
 from partita.export.go_template import find_message_texts
 from partita.export.templates import DIALOGUES
 from partita.tokenizers.vocabulary_file import copy_vocabulary
@@ -168,6 +169,15 @@ def test_a_tokenizer_that_llama_cpp_cuts_otherwise_is_found(tmp_path: Path) -> N
     report = json.loads((tmp_path / "strict" / "export.json").read_text())
     assert report["agreement"] == 1, "with the same tokens, the answers are the same"
     assert report["prompts_equal"] == 0
+
+
+def test_the_converter_finds_the_context_length_of_gpt2(tmp_path: Path) -> None:
+    from transformers import GPT2Config, LlamaConfig
+
+    for config, wanted in ((GPT2Config(n_positions=48), 48), (LlamaConfig(), None)):
+        config.save_pretrained(tmp_path)
+        complete_config(tmp_path)
+        assert json.loads((tmp_path / "config.json").read_text(encoding="utf8")).get("n_ctx") == wanted
 
 
 def test_without_a_checkout_of_llama_cpp_the_error_says_where_it_is(

@@ -15,7 +15,7 @@ from partita.runs.opening import open_run
 from partita.runs.settings import check_same, leaves
 from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
-from partita_schema.errors import PartitaError, ResumeError, WriteError
+from partita_schema.errors import DataError, PartitaError, ResumeError, WriteError
 from partita_schema.sections.backend import TorchrunBackendConfig
 from partita_schema.sections.simulation import EnvironmentWorldConfig, Simulation, Tasks
 from partita_trainers.file_sums import summed
@@ -117,6 +117,29 @@ def test_a_finished_run_stays_finished_if_its_next_start_trains_nothing(
         start()
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert caplog.messages[-1] == f"the run in {tmp_path} stays finished, as it was"
+
+
+@pytest.mark.parametrize("status", ["interrupted", "running"])
+def test_an_unfinished_run_keeps_its_status_if_wrong_input_ends_the_next_start(
+    status: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with opened(tmp_path) as run:
+        run.log_step({"step": 1})
+        run.note(status=status)
+    before = {name: (tmp_path / name).read_bytes() for name in ("manifest.json", "config.yaml", "resolved.yaml")}
+
+    def start(error: Exception) -> None:
+        with opened(tmp_path):
+            raise error
+
+    with pytest.raises(DataError):
+        start(DataError("rows.jsonl does not exist"))
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert caplog.messages[-1] == f"the run in {tmp_path} stays unfinished, as it was"
+    with pytest.raises(WriteError):
+        start(WriteError("no space left"))
+    assert manifest(tmp_path)["status"] == "failed"
 
 
 @pytest.mark.parametrize("changed", ["log.jsonl", "checkpoints/step-000002", "model"])

@@ -410,18 +410,30 @@ def test_without_slots_requests_are_answered_in_batches(tmp_path: Any) -> None:
         assert [receiver.ends[index].generated for index in range(5)] == wanted
 
 
-@pytest.mark.parametrize(
-    ("top", "grammar", "wanted"),
-    [(0, None, "logprobs need"), (None, "root ::= [0-9]", "response_format and required tools need")],
-)
-def test_without_slots_log_probabilities_and_grammars_are_refused(
-    tmp_path: Any, top: int | None, grammar: str | None, wanted: str
-) -> None:
+def test_without_slots_log_probabilities_are_those_of_slots(tmp_path: Any, engine: ServingEngine) -> None:
+    body = CompletionBody(prompt="x", max_tokens=6, temperature=0)
+    ends = []
+    with open_engine(make_model(tmp_path, generation={"slots": False}), context=200, batch_size=4) as in_batches:
+        for one in (engine, in_batches):
+            receiver = Receiver()
+            for index, request in enumerate(EngineRequests(one).of(body, [[5, 6], [5, 6, 7]], top=2, grammar=None)):
+                receiver.submit(one, index, request)
+            receiver.wait(range(2))
+            ends.append([receiver.ends[index].generated for index in range(2)])
+    for in_slots, found in zip(*ends, strict=True):
+        assert found.ids == in_slots.ids
+        assert [one.token for one in found.token_logprobs] == list(found.ids)
+        for one, wanted in zip(found.token_logprobs, in_slots.token_logprobs, strict=True):
+            assert one.logprob == pytest.approx(wanted.logprob, abs=1e-4)
+            assert [token for token, _ in one.top] == [token for token, _ in wanted.top]
+
+
+def test_without_slots_grammars_are_refused(tmp_path: Any) -> None:
     model = make_model(tmp_path, generation={"slots": False})
     with open_engine(model, context=50, batch_size=2) as engine, pytest.raises(ApiError) as caught:
-        EngineRequests(engine).of(CompletionBody(prompt="x"), [[5, 6]], top=top, grammar=grammar)
+        EngineRequests(engine).of(CompletionBody(prompt="x"), [[5, 6]], top=None, grammar="root ::= [0-9]")
     reason = "continuous batching, which is not available here: generation.slots is false"
-    assert (caught.value.status, str(caught.value)) == (400, f"{wanted} {reason}")
+    assert (caught.value.status, str(caught.value)) == (400, f"response_format and required tools need {reason}")
 
 
 def test_a_server_says_that_its_cache_is_not_paged(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -128,6 +128,15 @@ def test_a_pruner_does_not_use_the_results_of_trials_that_may_be_running() -> No
     assert search.should_stop(unknown, curve) == search.should_stop(trials, curve)
 
 
+def test_a_pruner_counts_a_trial_that_was_repeated_once() -> None:
+    search = search_of(pruner={"type": "median", "startup_trials": 3}, max_concurrent_trials=1)
+    curve = (TrialEvaluation(0.5, 1, 1.0), TrialEvaluation(1.0, 2, 1.0))
+    trials = [Trial(number, {}, result=TrialResult("done", 1.0, curve=curve)) for number in range(3)]
+    worse = [TrialEvaluation(0.5, 1, 2.0)]
+    assert search.should_stop(trials, worse)
+    assert not search.should_stop([*trials[:2], replace(trials[2], repeats=0)], worse)
+
+
 def test_a_trial_without_a_pruner_is_never_stopped() -> None:
     assert search_of().should_stop([], [TrialEvaluation(0.5, 1, 1e9)]) is False
 

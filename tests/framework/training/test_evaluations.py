@@ -10,10 +10,20 @@ from partita_schema.errors import TrainingError
 
 @pytest.mark.parametrize(
     ("split", "hint"),
-    [("valdation", "did you mean validation?"), ("dev", "the splits are training, validation, test")],
+    [("valdation", "did you mean validation?"), ("dev", "the splits are validation, test")],
 )
 def test_only_known_splits_are_evaluated(split: str, hint: str) -> None:
     evaluate = Evaluations(None, {}, None)  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match=f"^there is no split {split} to evaluate; {re.escape(hint)}$"):
         evaluate(split, True, None)
     assert evaluate("validation", True, None) == {}
+
+
+def test_the_training_split_is_refused_and_not_empty() -> None:
+    evaluate = Evaluations(None, {}, None)  # type: ignore[arg-type]
+    with pytest.raises(TrainingError) as error:
+        evaluate("training", False, None)
+    assert str(error.value) == (
+        "the training split is not evaluated; evaluate validation or test, or write the file of the training rows to "
+        "data.test too"
+    )

@@ -9,7 +9,9 @@ are not reproducible.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -121,20 +123,19 @@ class HogwildRun:
         self.counts.step.value = self.step
         with (
             interruption("stopping after this batch") as interrupt,
+            self.started_workers(interrupt) as workers,
             self.run.progress(total, "training", completed=self.step) as progress,
-            HogwildWorkers(shared, self.config.workers) as workers,
         ):
             shown = self.step
 
             def look() -> None:
                 nonlocal shown
-                self.counts.stop.value = interrupt.requested
+                self.pass_on(interrupt)
                 claimed = self.counts.claimed
-                if claimed > shown:  # not while the workers start
+                if claimed > shown:
                     progress.advance(claimed - shown, epoch=claimed / shared.steps_per_epoch)
                 shown = claimed
 
-            workers.answers(look=look)
             while self.step < total and self.callbacks.stopped_by is None:
                 until = (self.step // shared.steps_per_epoch + 1) * shared.steps_per_epoch
                 started = time.perf_counter()
@@ -142,6 +143,17 @@ class HogwildRun:
                 self.step = self.counts.claimed
                 self.log(cpu_seconds, seconds=time.perf_counter() - started, per_epoch=shared.steps_per_epoch)
                 self.maybe_evaluate_and_save(interrupt, ended=self.step == until, last=self.step == total)
+
+    @contextmanager
+    def started_workers(self, interrupt: Interruption) -> Iterator[HogwildWorkers]:
+        """Yield the workers once all have started, so that the progress of training does not count their start."""
+        with HogwildWorkers(self.shared, self.config.workers) as workers:
+            workers.answers(look=partial(self.pass_on, interrupt))
+            yield workers
+
+    def pass_on(self, interrupt: Interruption) -> None:
+        """Let the workers stop if the user asked for it."""
+        self.counts.stop.value = interrupt.requested
 
     def start_callbacks(self) -> None:
         """Restore a stop that an earlier process was asked for, and call the callbacks before the first step."""

@@ -92,6 +92,8 @@ class FileOptions:
     """Character between cells."""
     quoting: Quoting | None = None
     """Whether quotes enclose cells."""
+    header: tuple[str, ...] | None = None
+    """Names of the columns of a table without a header line."""
     sheet: str | None = None
     """Name of a sheet. Default: the first."""
 

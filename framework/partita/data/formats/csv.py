@@ -31,17 +31,17 @@ from partita_schema.errors import DataError, shortened
 def read_cells(
     stream: BinaryIO, name: str, max_row_bytes: int, *, default: str, options: FileOptions
 ) -> Iterator[SourceRecord]:
-    """Yield the rows under a header. Every cell remains text.
+    """Yield the rows under a header, or all if the options name the columns. Every cell remains text.
 
     Args:
         stream: The file.
         name: Name of the file, for errors.
         max_row_bytes: Maximum size of a row.
         default: Delimiter of the format.
-        options: What the configuration says about delimiter, quoting and encoding; the rest is detected from the rows.
+        options: What the configuration says; delimiter, quoting and encoding are else detected from the rows.
     """
     whole, dialect = opened_dialect(stream, name, default=default, options=options)
-    header: tuple[str, ...] | None = None
+    header = options.header
     delimiter, quoting = dialect.delimiter, dialect.quoting
     for row in CsvRows(whole, delimiter=delimiter, quoting=quoting, max_row_bytes=max_row_bytes):
         if header is None:
@@ -160,6 +160,8 @@ def read_header(file_slice: FileSlice, default: str) -> tuple[Sequence[str], tup
     label, options = file_slice.label, file_slice.options
     with opened(file_slice.path, label, options=options) as stream:
         whole, dialect = opened_dialect(stream, label, default=default, options=options)
+        if options.header is not None:
+            return options.header, (0, 0), dialect
         limit, block_bytes = file_slice.max_row_bytes, file_slice.file_sizes.block_bytes
         delimiter, quoting = dialect.delimiter, dialect.quoting
         for row in CsvRows(whole, delimiter=delimiter, quoting=quoting, max_row_bytes=limit, block_bytes=block_bytes):

@@ -124,7 +124,13 @@ def open_files(source: FileSource, *, folder: Path, max_row_bytes: int = MAX_ROW
 
 def options_of(source: FileSource) -> FileOptions:
     """Return how the files of a source are written."""
-    return FileOptions(encoding=source.encoding, delimiter=source.delimiter, quoting=source.quoting, sheet=source.sheet)
+    return FileOptions(
+        encoding=source.encoding,
+        delimiter=source.delimiter,
+        quoting=source.quoting,
+        header=None if source.header is None else tuple(source.header),
+        sheet=source.sheet,
+    )
 
 
 def found_in_files(dataset: Any, *, folder: Path) -> Iterator[str]:

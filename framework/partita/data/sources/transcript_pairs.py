@@ -6,11 +6,19 @@ speakers too, and those are no answers: a row has one answer on each side, witho
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from partita.data.episode import AGENT, Episode
 from partita.data.sources.transcript_answers import Row, is_right, right_answer, row_of, turns_of
 from partita_schema.sections.sources import Target
+
+
+class Pair(NamedTuple):
+    """Two answers to compare."""
+
+    row: Row
+    is_cut: bool
+    """Whether the chosen answer ended at the token limit."""
 
 
 def pair_of(episode: Episode, end: int, *, chosen: str, rejected: str) -> Row:
@@ -28,11 +36,12 @@ def pair_of(episode: Episode, end: int, *, chosen: str, rejected: str) -> Row:
 # The best and the worst of several attempts
 
 
-def best_and_worst(attempts: Sequence[Episode]) -> Row | str:
+def best_and_worst(attempts: Sequence[Episode]) -> Pair | str:
     """Return the first answers in which the best and the worst attempt at a task differ, or why there are none.
 
     A success is better than a failure; of two with the same outcome, that with the larger reward. Of several attempts
-    that are equally good, those count that begin in the same way as their counterpart.
+    that are equally good, those count that begin in the same way as their counterpart, and if possible those whose
+    chosen answer did not end at the token limit.
     """
     scores = [(score, attempt) for attempt in attempts if (score := score_of(attempt)) is not None]
     if len(scores) < 2:
@@ -40,13 +49,16 @@ def best_and_worst(attempts: Sequence[Episode]) -> Row | str:
     best, worst = max(score for score, _ in scores), min(score for score, _ in scores)
     if best == worst:
         return "whose attempts are equally good"
-    reason = ""
+    reason, cut = "", list[Pair]()
     for one, other in product(*([attempt for score, attempt in scores if score == wanted] for wanted in (best, worst))):
         found = difference(one, other)
-        if not isinstance(found, str):
+        if isinstance(found, str):
+            reason = reason or found
+        elif found.is_cut:
+            cut.append(found)
+        else:
             return found
-        reason = reason or found
-    return reason
+    return cut[0] if cut else reason
 
 
 def score_of(episode: Episode) -> tuple[bool, float] | None:
@@ -56,7 +68,7 @@ def score_of(episode: Episode) -> tuple[bool, float] | None:
     return episode.succeeded, episode.reward or 0.0
 
 
-def difference(better: Episode, worse: Episode) -> Row | str:
+def difference(better: Episode, worse: Episode) -> Pair | str:
     """Return the first answers in which two dialogues differ as a pair, or why there are none."""
     pairs = zip(better.messages, worse.messages, strict=False)
     start = next((index for index, (one, other) in enumerate(pairs) if said(one) != said(other)), None)
@@ -67,7 +79,8 @@ def difference(better: Episode, worse: Episode) -> Row | str:
         return "whose attempts differ before an answer of the model"
     if not (chosen["content"].strip() and rejected["content"].strip()):
         return "with an empty answer"
-    return pair_of(better, start, chosen=chosen["content"], rejected=rejected["content"])
+    row = pair_of(better, start, chosen=chosen["content"], rejected=rejected["content"])
+    return Pair(row, is_cut=any(reply.is_cut for reply in better.replies if reply.index == start))
 
 
 def said(message: dict[str, Any]) -> tuple[str, str, str]:

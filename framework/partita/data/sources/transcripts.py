@@ -87,10 +87,10 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str], wanted: 
     cut = 0
     for path in paths:
         episodes = judged(list(dialogues_of(Path(path))))
-        rows, counts = rows_of_file(episodes, source=source, wanted=wanted)
+        rows, counts, num_cut = rows_of_file(episodes, source=source, wanted=wanted)
         all_rows += rows
         outcomes += counts
-        cut += num_cut_answers(episodes, source) if wanted == ANSWERS else 0
+        cut += num_cut
     name = Path(paths[0]).name
     summary = summary_of(outcomes, source)
     if not all_rows:
@@ -113,8 +113,9 @@ def open_transcripts(source: SimulationSource, *, paths: Sequence[str], wanted: 
 
 def rows_of_file(
     episodes: Sequence[Episode], *, source: SimulationSource, wanted: WantedRows
-) -> tuple[list[Row], Counter[str]]:
-    """Return the rows of the dialogues of a file, and the outcomes of the dialogues; for pairs, only of those without.
+) -> tuple[list[Row], Counter[str], int]:
+    """Return the rows of the dialogues of a file, the outcomes of the dialogues, for pairs only of those without, and
+    the number of answers to learn that ended at the token limit.
 
     Args:
         episodes: The dialogues.
@@ -137,16 +138,19 @@ def rows_of_file(
         rows += own
         if not (own and wanted.pairs):
             outcomes[outcome(episode)] += 1
-    return rows, outcomes
+    return rows, outcomes, num_cut_answers(episodes, source, label=wanted.label is not None)
 
 
-def pairs_of_tasks(episodes: Sequence[Episode]) -> tuple[list[Row], Counter[str]]:
-    """Return a pair for each task with a best and a worst attempt, and why other tasks have none."""
+def pairs_of_tasks(episodes: Sequence[Episode]) -> tuple[list[Row], Counter[str], int]:
+    """Return a pair for each task with a best and a worst attempt, why other tasks have none, and the number of chosen
+    answers that ended at the token limit."""
     attempts = dict[str, list[Episode]]()
     for episode in episodes:
         attempts.setdefault(episode.task_key, []).append(episode)
     found = [best_and_worst(of_task) for of_task in attempts.values()]
-    return [row for row in found if not isinstance(row, str)], Counter(row for row in found if isinstance(row, str))
+    pairs = [pair for pair in found if not isinstance(pair, str)]
+    reasons = Counter(reason for reason in found if isinstance(reason, str))
+    return [pair.row for pair in pairs], reasons, sum(pair.is_cut for pair in pairs)
 
 
 def refuse_several_outputs(episodes: Sequence[Episode]) -> None:
@@ -215,8 +219,20 @@ def right_answers(episode: Episode, *, select: Select, target: Target) -> list[t
     return [(number, answer) for number, answer in answers if answer is not None]
 
 
-def num_cut_answers(episodes: Sequence[Episode], source: SimulationSource) -> int:
-    """Return the number of answers to learn that the model generated up to the limit of new tokens."""
+def num_cut_answers(episodes: Sequence[Episode], source: SimulationSource, *, label: bool) -> int:
+    """Return the number of answers to learn that the model generated up to the limit of new tokens.
+
+    Args:
+        episodes: The dialogues.
+        source: The source.
+        label: Whether answers are labelled; then the good ones are learned.
+    """
+    if label:
+        return sum(
+            episode.replies[number].is_cut and bool(is_good(episode, number))
+            for episode in episodes
+            for number in turns_of(episode, source.target)
+        )
     return sum(
         final.is_cut and final.whole.strip() == right
         for episode in episodes

@@ -180,8 +180,8 @@ class RegressionHead(Head):
         return (values_N - self.targets(batch, device=values_N.device)[:, 0]).square()
 
     def answers(self, output: Any, batch: Batch) -> list[Generated]:
-        """Return the number of each row, within the limits."""
-        return [self._answer(value) for value in output.logits.float()[:, 0].tolist()]
+        """Return the number of each row, within the limits, with the digits of float32: 0.1, and not 0.10000000149."""
+        return [self._answer(float(str(value))) for value in output.logits.float()[:, 0].cpu().numpy()]
 
     def _answer(self, value: float) -> Generated:
         check_numbers([value])

@@ -4,7 +4,6 @@ Shapes: N rows, V vocabulary.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -59,15 +58,14 @@ class RowSettings:
 
     def answer(self, row: Row) -> Generated:
         """Return the answer of a row that has ended."""
-        answer = finish(
+        return finish(
             row.new,
             limit=row.request.max_new_tokens,
             ends=self.ends,
             stop=self.options.stop,
             decode=partial(decode_continuation, self.tokenizer),
-            logprob=row.logprob if self.options.logprobs else None,
+            scored=row if self.options.logprobs else None,
         )
-        return replace(answer, token_logprobs=tuple(row.token_logprobs[: len(answer.ids)]))
 
 
 class SettingsOfRows:

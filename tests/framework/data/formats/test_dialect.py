@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.formats import dialect
-from partita.data.formats.base import DEFAULT_OPTIONS, FileOptions
+from partita.data.formats import FORMATS, dialect
+from partita.data.formats.base import DEFAULT_OPTIONS, FileOptions, FileSlice
 from partita.data.formats.dialect import Dialect, found
 from partita.data.formats.encodings import encoding_of
-from partita.data.sources.sources import open_rows
+from partita.data.sources.sources import open_rows, options_of
 from partita_schema.errors import DataError
+from partita_schema.sections.sources import FileSource
 
 ROWS = [{"name": f"Zoë {n}", "text": f"one, two; three | {n}"} for n in range(30)]
 
@@ -72,6 +73,24 @@ def test_options_of_the_source_are_used_and_not_looked_for(tmp_path: Path, caplo
         assert rows_of(path, delimiter=";", quoting="none", encoding="cp1250") == [{"a": '"x', "b,c": 'y",é'}]
         assert rows_of(path, delimiter="^", quoting="none", encoding="latin-1") == [{"a;b,c": '"x;y",é'}]
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_table_without_a_header_line_has_the_columns_of_its_source(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("fine;good\nbad;poor\nso;so;so\n".encode(encoding))
+    source = FileSource(type="csv", path=str(path), header=["text", "label"])
+    rows = open_rows(source, folder=tmp_path)
+    wanted = [{"text": "fine", "label": "good"}, {"text": "bad", "label": "poor"}]
+    assert rows.get(range(len(rows))) == wanted
+    assert [bad.reason for bad in rows.bad] == ["3 cells, the header has 2"]
+
+    file = FileSlice(str(path), "a.csv", "csv", options=options_of(source))
+    streamed = list(FORMATS["csv"].read_slice(file, 0, None))
+    assert [row.row for row, _ in streamed[:2]] == wanted
+    assert [row.number for row, _ in streamed] == [1, 2, 3]
+    _, after_the_first = streamed[0]
+    assert list(FORMATS["csv"].read_slice(file, 0, after_the_first)) == streamed[1:]
 
 
 def test_a_byte_that_an_encoding_does_not_have_makes_a_bad_row(tmp_path: Path) -> None:

@@ -116,6 +116,36 @@ def test_attempts_without_a_pair_are_counted_with_the_reason(tmp_path: Path, cap
     )
 
 
+def limit_warning(cut: int, rows: str) -> str:
+    return (
+        f"predicted.jsonl: {cut} of {rows} to learn ended at the token limit; training on them teaches the model to "
+        "stop there: simulate with a larger generation.max_new_tokens"
+    )
+
+
+def test_an_answer_that_ended_at_the_token_limit_is_chosen_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut, whole, wrong = (attempt("tea", said, ok=said != "no") for said in ("yes and", "yes", "no"))
+    cut.replies[0].is_cut = True
+    assert read(tmp_path, cut, whole, wrong, **BEST) == [(["tea"], "yes", "no")]
+    cut.ok, wrong.ok = False, True
+    assert read(tmp_path, cut, wrong, **BEST) == [(["tea"], "no", "yes and")]
+    assert not caplog.messages
+    cut.ok, wrong.ok = True, False
+    assert read(tmp_path, cut, wrong, **BEST) == [(["tea"], "yes and", "no")]
+    assert caplog.messages == [limit_warning(1, "1 answer")]
+
+
+def test_good_answers_that_ended_at_the_token_limit_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = attempt("tea", "yes and", ok=True), attempt("tea", "no and", ok=False)
+    good.replies[0].is_cut = bad.replies[0].is_cut = True
+    read(tmp_path, good, bad, wanted=LABELLED, select="all")
+    assert caplog.messages == [limit_warning(1, "2 answers")]
+
+
 def test_known_right_answers_are_chosen_and_wrong_ones_rejected(tmp_path: Path) -> None:
     judged = attempt("tea", "one", "no", "three", ok=False, target="two", gold=["a tea", "two, please"])
 

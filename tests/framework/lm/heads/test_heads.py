@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from partita.lm.heads.base import RegressionHead
+from partita_trainers.base import Batch
 
 from ....classifiers import DECODERS, ENCODERS, LABELS, OUTPUTS, make_rows, settings, write_classifier
 from ....head_models import CONTEXT, LoadedHead
@@ -46,3 +50,9 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, architec
 
     assert torch.equal(ours.batch().input_ids_BT, inputs["input_ids"])
     ours.check_loss_and_gradients(plain, plain(**inputs, labels=labels).loss)
+
+
+def test_a_predicted_number_has_the_digits_of_float32_and_keeps_its_limits() -> None:
+    output = SimpleNamespace(logits=torch.tensor([[0.1], [3.0], [-2.0], [7.5]]))
+    answers = RegressionHead(minimum=-1.1, maximum=7.3).answers(output, batch=Batch.__new__(Batch))
+    assert [answer.text for answer in answers] == ["0.1", "3.0", "-1.1", "7.3"]
