@@ -1,4 +1,4 @@
-"""Work that Ray runs on several ranks: training and simulation."""
+"""Work that Ray runs on several ranks: training, simulation and some evaluations."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from partita.backends.ray.rank_launcher import RayRankLauncher
-from partita.backends.ray.rank_monitor import follow
+from partita.backends.ray.rank_monitor import TRAINING, RankWork, follow
 from partita.distributed.world import get_world
 from partita.runs.files import writing
 from partita_schema.config import Config
@@ -28,24 +28,23 @@ def check_is_alone() -> None:
         )
 
 
-def run_on_ranks(
-    work: partial[Any], config: Config, *, quiet: bool, storage: Path, again: str = "from the newest checkpoint"
-) -> Any:
-    """Run `work` on every Ray rank and return rank 0's result. If a rank is lost, all ranks are restarted.
+def run_on_ranks(call: partial[Any], config: Config, *, quiet: bool, storage: Path, work: RankWork = TRAINING) -> Any:
+    """Run `call` on every Ray rank and return rank 0's result. If a rank is lost, all ranks are restarted.
 
     Args:
-        work: Called on each rank.
+        call: Called on each rank.
         config: The configuration, with `backend: {type: ray}`.
         quiet: Show no progress.
         storage: Folder for Ray's files.
-        again: Where restarted ranks continue, for the log.
+        work: What the ranks do, for messages.
     """
     backend = config.backend
     if not isinstance(backend, RayBackendConfig):
         raise AssertionError("only a file with backend: {type: ray} has ranks on Ray")
     ranks = RayRankLauncher(
         backend,
-        work,
+        call,
+        work=work,
         device=config.model_parameters.device,
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         quiet=quiet,
@@ -57,7 +56,7 @@ def run_on_ranks(
         max_failures=backend.max_failures,
         timeout_seconds=backend.timeout_seconds,
         quiet=quiet,
-        again=again,
+        work=work,
     )
 
 
