@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from partita.backends.ray.rank_launcher import RayRankLauncher
 from partita.backends.ray.rank_monitor import TRAINING, RankWork, follow
 from partita.distributed.world import get_world
 from partita.runs.files import writing
+from partita.runs.opening import holds_nothing
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
 from partita_schema.sections.backend import RayBackendConfig
@@ -83,7 +84,11 @@ def enter_start_folder(start: Path, *, folder: Path, mark: Path, option: str) ->
 
 @contextmanager
 def shared_marker(folder: Path) -> Iterator[Path]:
-    """Create the folder of a run, and yield a marker folder in it by which other machines recognize it."""
+    """Create the folder of a run, and yield a marker folder in it by which other machines recognize it.
+
+    A new folder that holds nothing at the end is removed. Ranks keep it, because they may be restarted.
+    """
+    existed = folder.exists()
     mark = folder.resolve() / f".ray-{uuid4().hex}"
     with writing(folder):
         mark.mkdir()
@@ -91,5 +96,5 @@ def shared_marker(folder: Path) -> Iterator[Path]:
         yield mark
     finally:
         shutil.rmtree(mark, ignore_errors=True)
-        with suppress(OSError):  # the folder is empty if nothing was written
-            folder.rmdir()
+        if not existed and holds_nothing(folder):
+            shutil.rmtree(folder, ignore_errors=True)
