@@ -26,6 +26,8 @@ from partita.backends.ray.connection import (
 from partita.backends.ray.event_queue import EventQueue, JobFinished, Message, Posted
 from partita.backends.ray.rank import run_rank
 from partita.backends.ray.rank_monitor import RankWork
+from partita.backends.ray.worker_pool import LONGEST_REASON
+from partita.outputs.base import clip
 from partita_schema.errors import DataError, JobError
 from partita_schema.sections.backend import RayBackendConfig
 
@@ -119,7 +121,8 @@ class RayRankLauncher:
         try:
             messages, self.known = self.ray.get(self.board.fetch.remote())
         except self.ray.exceptions.RayError as error:
-            raise self.work.error(f"Ray is gone ({error}); {self.work.advice}") from error
+            reason = clip(" ".join(str(error).split()), most=LONGEST_REASON)
+            raise self.work.error(f"Ray is gone ({reason}); {self.work.advice}") from error
         return list(messages)
 
     def stop(self) -> None:
