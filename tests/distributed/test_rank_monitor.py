@@ -166,12 +166,12 @@ def test_deaths_in_other_work_than_training_are_reported_in_its_words(
     assert str(error.value) == (
         f"rank 1 (process 22 on node-0) is gone, and backend.max_failures: 1 allows no further start; {advice}"
     )
-    with pytest.raises(kind, match=f"Ray has ended the {work.name}: no room for workers"):
+    with pytest.raises(kind, match=f"Ray has ended the {work.name}: no room for workers; {advice}"):
         followed(Script([("", JobFinished("no room for workers"))]), work=work)
 
 
 def test_an_internal_error_of_ray_is_reported() -> None:
-    with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers"):
+    with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers; saved checkpoints are "):
         followed(Script([("", JobFinished("no room for workers"))]))
 
 

@@ -262,7 +262,7 @@ class RankMonitor:
                 f"{self.last_death}, and backend.max_failures: {self.max_failures} allows no further start; "
                 f"{self.work.advice}"
             )
-        raise self.work.error(f"Ray has ended the {self.work.name}: {reason}")
+        raise self.work.error(f"Ray has ended the {self.work.name}: {reason}; {self.work.advice}")
 
     def open(self, sender: str, opened: ProgressOpened) -> None:
         """Show a progress display."""
