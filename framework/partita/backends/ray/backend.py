@@ -17,7 +17,7 @@ from partita.backends.ray.job import PoolGenerator
 from partita.backends.ray.messages import LoadRequest
 from partita.backends.ray.rank_monitor import EVALUATION, SIMULATION
 from partita.backends.ray.ranks import check_is_alone, enter_start_folder, run_on_ranks, shared_marker
-from partita.backends.ray.worker_pool import WorkerPool
+from partita.backends.ray.worker_pool import WorkerPool, log_smallest
 from partita.data.batching.collate import EvaluationBatches
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
@@ -265,6 +265,7 @@ class RayEvaluator:
             batch_size=self.batch_size,
             objective=objective,
         )
+        log_smallest("evaluation", offers)
         size = min(offers, key=lambda offer: offer.rows)
         batches = EvaluationBatches(
             encoded,
