@@ -20,8 +20,8 @@ from partita.backends.ray.event_queue import (
     RankFinished,
     RankStarted,
 )
-from partita.backends.ray.rank_monitor import END_SECONDS, follow
-from partita_schema.errors import DataError, LostRankError, PartitaError, TrainingError
+from partita.backends.ray.rank_monitor import END_SECONDS, EVALUATION, SIMULATION, TRAINING, RankWork, follow
+from partita_schema.errors import DataError, JobError, LostRankError, PartitaError, SimulationError, TrainingError
 
 BOTH: tuple[Posted, ...] = (("a", RankStarted(0, 2, "node-0", 11)), ("b", RankStarted(1, 2, "node-1", 12)))
 RESTARTED: tuple[Posted, ...] = (("c", RankStarted(0, 2, "node-0", 21)), ("d", RankStarted(1, 2, "node-0", 22)))
@@ -65,6 +65,7 @@ def followed(
     max_failures: int = 3,
     timeout_seconds: float = 60.0,
     quiet: bool = True,
+    work: RankWork = TRAINING,
     end_seconds: float = END_SECONDS,
 ) -> Any:
     return follow(
@@ -73,6 +74,7 @@ def followed(
         max_failures=max_failures,
         timeout_seconds=timeout_seconds,
         quiet=quiet,
+        work=work,
         end_seconds=end_seconds,
     )
 
@@ -137,8 +139,39 @@ def test_one_death_too_many_ends_the_training(caplog: pytest.LogCaptureFixture) 
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.parametrize(
+    ("work", "kind", "again", "advice"),
+    [
+        (EVALUATION, JobError, "from the first row", "rerun the same command"),
+        (
+            SIMULATION,
+            SimulationError,
+            "and continue with the remaining dialogues",
+            "finished dialogues are kept, rerun the same command to resume",
+        ),
+    ],
+    ids=["evaluation", "simulation"],
+)
+def test_deaths_in_other_work_than_training_are_reported_in_its_words(
+    caplog: pytest.LogCaptureFixture, work: RankWork, kind: type[JobError], again: str, advice: str
+) -> None:
+    ends: list[Posted] = [("", RankDied([1], ["c", "d"])), ("", JobFinished("...", is_death=True))]
+
+    with pytest.raises(kind) as error:
+        followed(Script(BOTH, DEATH, RESTARTED, ends), max_failures=1, work=work)
+
+    assert caplog.messages == [
+        f"rank 1 (process 12 on node-1) is gone; all are restarted {again} (1 of 1 times)",
+    ]
+    assert str(error.value) == (
+        f"rank 1 (process 22 on node-0) is gone, and backend.max_failures: 1 allows no further start; {advice}"
+    )
+    with pytest.raises(kind, match=f"Ray has ended the {work.name}: no room for workers; {advice}"):
+        followed(Script([("", JobFinished("no room for workers"))]), work=work)
+
+
 def test_an_internal_error_of_ray_is_reported() -> None:
-    with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers"):
+    with pytest.raises(TrainingError, match="Ray has ended the training: no room for workers; saved checkpoints are "):
         followed(Script([("", JobFinished("no room for workers"))]))
 
 

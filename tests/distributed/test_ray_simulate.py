@@ -69,7 +69,7 @@ def test_dialogues_on_ray_with_a_killed_worker_equal_those_of_one_process(
     report = Model("run.yaml").simulate(out)
     killed.join()
 
-    assert "is gone; all are restarted and continue with the remaining rows (1 of 3 times)" in caplog.text
+    assert "is gone; all are restarted and continue with the remaining dialogues (1 of 3 times)" in caplog.text
     assert json.loads(json.dumps(report.record())) == straight[1]
     for name in ("gold.jsonl", "predicted.jsonl"):
         assert (out / name).read_bytes() == (straight[0] / "out" / name).read_bytes()

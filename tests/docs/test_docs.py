@@ -165,6 +165,17 @@ def test_every_command_in_the_pages_exists_with_its_flags(block: Block) -> None:
             context.command.commands[name].make_context(name, rest)
 
 
+def test_torchrun_passes_the_commands_of_the_pages_on() -> None:
+    from torch.distributed.run import parse_args
+
+    lines = [line for block in BLOCKS for line in block.text.splitlines() if line.startswith("$ torchrun ")]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)[2:]
+        parsed = parse_args(words)
+        assert [parsed.training_script, *parsed.training_script_args] == words[words.index("partita") :], line
+
+
 def test_a_flag_that_does_not_exist_is_detected() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     with pytest.raises(Exception, match="No such option: --datasett"):

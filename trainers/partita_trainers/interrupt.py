@@ -79,6 +79,27 @@ def interruption(message: str) -> Iterator[Interruption]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def delayed_signals() -> Iterator[None]:
+    """Handle Ctrl-C and SIGTERM that arrive inside the context at its end. Has no effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, frame: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if arrived:
+            signal.raise_signal(arrived[0])
+
+
 def end_with_parent() -> None:
     """Wait for the parent process to exit, then exit this process. Run it in a separate thread."""
     parent = multiprocessing.parent_process()

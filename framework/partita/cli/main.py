@@ -148,6 +148,8 @@ def run() -> None:
         if ended.code == INTERRUPTED and is_first_to_speak():
             fail(interrupted_text(), code=INTERRUPTED)
         raise
+    finally:
+        end_on_second_signal()
 
 
 def interrupted_text() -> str:
@@ -164,6 +166,16 @@ def skip_last_collection() -> None:
     """
     if "torch" not in sys.modules:
         gc.freeze()
+
+
+def end_on_second_signal() -> None:
+    """Let a first signal have no effect from now on: this process exits already, and libraries clean up."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        end_on_signals()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
 
 
 def end_on_signals() -> None:

@@ -27,6 +27,7 @@ from partita_schema.errors import JobError, OtherRankError, PartitaError, Resume
 from partita_schema.records import FORMAT_VERSION
 from partita_schema.yaml.variables import escaped
 from partita_trainers.file_sums import check_sums
+from partita_trainers.interrupt import delayed_signals
 from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -141,29 +142,35 @@ def open_run(
             with end_noted(run):
                 yield run
         except BaseException as error:
-            if before is not None and (before.is_finished or is_wrong_input(error)):
-                before.restore_unless_changed()
+            with delayed_signals():
+                if before is not None and (before.is_finished or is_wrong_input(error)):
+                    before.restore_unless_changed()
+                if not existed and holds_nothing(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    with suppress(OSError):  # another run has begun there
+                        for parent in new_parents:
+                            parent.rmdir()
             raise
-        finally:
-            if not existed and run.manifest["status"] in ("failed", "interrupted") and holds_nothing(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                with suppress(OSError):  # another run has begun there
-                    for parent in new_parents:
-                        parent.rmdir()
 
 
 @contextmanager
 def end_noted(run: RunDirectory) -> Iterator[None]:
-    """Record in the status of a run that this context was interrupted or has failed, and finish its trackers."""
+    """Record in the status of a run that this context was interrupted or has failed, and finish its trackers.
+
+    When a process fails, the launcher ends the others with a signal. It may arrive before this or meanwhile.
+    """
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        # When a process fails, the launcher ends the others with a signal.
         failed = interrupt.__context__ if isinstance(interrupt.__context__, OtherRankError) else None
-        run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
+        with delayed_signals():
+            run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
         raise
     except BaseException as error:
-        with suppress(OSError):  # a full disk has no room for this either, and the first error is raised
+        with (
+            delayed_signals(),
+            suppress(OSError),
+        ):  # a full disk has no room for this either, and the first error is raised
             run.note(status="failed", error=describe_error(error))
         raise
     finally:

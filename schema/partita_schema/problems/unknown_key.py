@@ -12,6 +12,7 @@ from partita_schema.compat.ludwig_keys import IGNORED, RENAMED
 from partita_schema.config import Config
 from partita_schema.schema_tree import Items, Section, Shape, Tagged, keys_of, models_of
 from partita_schema.sections.trainer import UNSUPPORTED_BY_HOGWILD, HogwildTrainer, NoTrainer
+from partita_schema.yaml.overrides import ORIGIN
 from partita_schema.yaml.tree import Node, Path, dotted
 
 RENAMED_KEYS = {
@@ -66,7 +67,7 @@ def unknown_key(
     near = nearest(key, own)
     if near and (len(key) > 3 or folded(near[0]) == folded(key)):
         return meant(near, section)
-    other = other_arm(key, model, siblings)
+    other = other_arm(path, model, siblings, section=section)
     if other is not None:
         return Advice(other)
     elsewhere = paths_of(key)
@@ -134,17 +135,30 @@ def relative(target: str, path: Path) -> str:
     return target.removeprefix(section) if section else target
 
 
-def other_arm(key: str, model: type[ConfigModel], siblings: Tagged | None) -> str | None:
-    """Return advice about a key that belongs to another type of the same section, or None."""
+def other_arm(
+    path: Path, model: type[ConfigModel], siblings: Tagged | None, *, section: Mapping[str, Node]
+) -> str | None:
+    """Return advice about a key that belongs to another type of the same section, or None.
+
+    Args:
+        path: Path of the key.
+        model: The section that the key is in.
+        siblings: The union that `model` belongs to, or None.
+        section: All keys of the section in the file.
+    """
     if siblings is None:
         return None
+    key = str(path[-1])
     tags = [tag for tag, other in siblings.arms if other is not model and key in keys_of(other)]
     own = next(tag for tag, other in siblings.arms if other is model)
     if not tags:
         return None
     if model is NoTrainer:
         return f"nothing is trained with type: none; write type: {tags[0]} or remove {key}"
-    return f"{key} has no effect with type: {own}; remove it, it belongs to type: {' or '.join(tags[:3])}"
+    belongs = f"it belongs to type: {' or '.join(tags[:3])}"
+    if "type" in section and section["type"].origin == ORIGIN:
+        belongs += f"; to replace the whole section, write --set '{dotted(path[:-1])}={{type: {own}}}'"
+    return f"{key} has no effect with type: {own}; remove it, {belongs}"
 
 
 def other_type(key: str, paths: Iterable[str], *, section: str, model: type[ConfigModel]) -> str | None:

@@ -119,7 +119,7 @@ def test_measured_batch_sizes_count_the_reward_model(
     predictions = measured.predict(QUESTIONS, tmp_path / "measured.jsonl")
     assert list(predictions) == usual
     assert predictions.stats.batch_size == len(QUESTIONS) * BEST["best_of"]
-    keys = [json.loads(path.read_text("utf8"))["key"] for path in (tmp_path / "cache").rglob("*.json")]
+    keys = [json.loads(path.read_text("utf8"))["key"] for path in (tmp_path / "cache" / "batch_sizes").glob("*.json")]
     assert [key["next_to"] for key in keys if key["folder"] == str(folder)] == [["rm"]]
 
 

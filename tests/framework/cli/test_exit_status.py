@@ -1,6 +1,9 @@
 """Tests of the exit status of every command: 2 for user errors, 1 for failed jobs, 130 for interruptions."""
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,3 +175,25 @@ def test_an_interruption_ends_a_command_with_130(command: str, ended: Ended) -> 
     assert message.endswith(
         "interrupted; rerun the same command to resume from what is saved\n" if resumes else "interrupted\n"
     )
+
+
+EXIT = """
+import atexit, signal, sys
+from partita.cli import main
+
+def fail():
+    for _ in range(int(sys.argv[1])):
+        atexit.register(lambda: signal.raise_signal(signal.SIGTERM))
+    raise main.PartitaError("no such row")
+
+main.app = fail
+main.run()
+"""
+"""A command that fails, and gets a number of signals while libraries clean up."""
+
+
+@pytest.mark.parametrize(("signals", "status"), [(1, 2), (2, -signal.SIGTERM)])
+def test_a_signal_at_exit_leaves_status_and_output_as_they_are(signals: int, status: int) -> None:
+    done = subprocess.run([sys.executable, "-c", EXIT, str(signals)], capture_output=True, text=True)
+
+    assert (done.returncode, done.stderr) == (status, "error: no such row\n")

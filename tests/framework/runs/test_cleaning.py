@@ -138,12 +138,13 @@ def test_a_round_with_a_damaged_manifest_stays_and_the_others_are_found(make_run
 def test_incomplete_files_of_a_killed_process_are_removed(make_run: MakeRun) -> None:
     folder = make_run("tickets", status="failed")
     (folder / ".predictions.csv.0123.partial").write_bytes(b"x" * 70)
-    (folder / ".tokens-abc").mkdir()
+    for name in (".tokens-abc", ".ray-0123"):
+        (folder / name).mkdir()
     (item,) = found(folder.parent)
     assert (item.what, item.bytes, item.is_whole_run) == ("incomplete files", 70, False)
     remove(item)
     assert {path.name for path in folder.iterdir()} >= {"manifest.json", "checkpoints"}
-    assert not list(folder.glob(".tokens*"))
+    assert not [path for pattern in (".tokens*", ".ray*") for path in folder.glob(pattern)]
 
 
 def make_tokens(folder: Path) -> Path:

@@ -1,4 +1,5 @@
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from partita.runs import directory
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json
@@ -15,7 +17,7 @@ from partita.runs.opening import open_run
 from partita.runs.settings import check_same, leaves
 from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
-from partita_schema.errors import DataError, PartitaError, ResumeError, WriteError
+from partita_schema.errors import DataError, LostRankError, PartitaError, ResumeError, WriteError
 from partita_schema.sections.backend import TorchrunBackendConfig
 from partita_schema.sections.simulation import EnvironmentWorldConfig, Simulation, Tasks
 from partita_trainers.file_sums import summed
@@ -64,6 +66,25 @@ def test_the_manifest_records_how_a_run_ended_and_how_often_it_was_started(tmp_p
     assert (run / "config.yaml").read_text() == "a: 1\n"
     assert (run / "resolved.yaml").read_text() == "r: 1\n"
     assert manifest(run)["versions"]["torch"]
+
+
+@pytest.mark.parametrize("error", [LostRankError("gone"), KeyboardInterrupt()], ids=["lost rank", "interrupt"])
+def test_the_end_of_a_run_is_recorded_although_a_signal_arrives_meanwhile(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = directory.write_atomically
+
+    def signalled(path: Path, text: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        write(path, text)
+
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(KeyboardInterrupt))
+        stack.enter_context(opened(tmp_path))
+        monkeypatch.setattr(directory, "write_atomically", signalled)
+        raise error
+    status = "failed" if isinstance(error, LostRankError) else "interrupted"
+    assert manifest(tmp_path)["status"] == status
 
 
 @pytest.mark.parametrize("left", [None, "log.jsonl", "quarantine.jsonl", "checkpoints/step-000001/model.safetensors"])

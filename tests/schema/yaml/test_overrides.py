@@ -107,3 +107,12 @@ def test_a_typo_in_an_override_is_reported_with_the_correct_key() -> None:
     assert message_with("trainer.type=finetune", "trainer.epohcs=1") == (
         "--set trainer.epohcs=1: trainer.epohcs: unknown key; did you mean epochs?"
     )
+
+
+def test_the_keys_of_the_type_before_are_refused_with_the_override_of_the_whole_section() -> None:
+    file, whole = f"{TEXT}backend: {{type: torchrun, processes: 3}}\n", "backend={type: local}"
+    assert message_of(file, overrides=["backend.type=local"]) == (
+        "4:27: backend.processes: processes has no effect with type: local; remove it, it belongs to type: torchrun; "
+        f"to replace the whole section, write --set '{whole}'"
+    )
+    assert load_config(file, overrides=[whole]).config.backend.type == "local"

@@ -283,10 +283,12 @@ def test_without_procfs_there_are_no_limits(tmp_path: Path) -> None:
     assert not linux.reset_peak(proc=tmp_path / "absent")
 
 
-def host(monkeypatch: pytest.MonkeyPatch, allowed: str | int | float | None, *, free: int, held: int) -> HostMemory:
+def host(
+    monkeypatch: pytest.MonkeyPatch, allowed: str | int | float | None, *, free: int, held: int, processes: int = 1
+) -> HostMemory:
     monkeypatch.setattr(linux, "cgroup_total", lambda: None)
     monkeypatch.setattr(linux, "meminfo", lambda field: 100 * GB)
-    made = device_memory(torch.device("cpu"), memory_budget=allowed)
+    made = device_memory(torch.device("cpu"), memory_budget=allowed, processes=processes)
     assert isinstance(made, HostMemory)
     monkeypatch.setattr(made, "free_bytes", lambda: {"available": free, "of the control group": 2 * free})
     monkeypatch.setattr(made, "held", lambda: held)
@@ -307,6 +309,15 @@ def test_a_configured_budget_includes_all_memory_of_the_process(
     assert made.budget() == budget
     assert made.describe().startswith("memory_budget ")
     assert made.describe().endswith("less 1.00 GB that the process holds")
+
+
+@pytest.mark.parametrize("allowed", ["9GB", 0.09])
+def test_the_processes_of_a_machine_share_a_configured_budget(
+    monkeypatch: pytest.MonkeyPatch, allowed: str | float
+) -> None:
+    made = host(monkeypatch, allowed, free=10 * GB, held=GB, processes=3)
+    assert made.budget() == 2 * GB
+    assert made.describe() == "memory_budget 9.00 GB / 3 processes less 1.00 GB that the process holds"
 
 
 def test_the_budget_does_not_exceed_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

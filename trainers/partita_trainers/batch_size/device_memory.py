@@ -15,8 +15,8 @@ def device_memory(
 ) -> DeviceMemory:
     """Return the memory of a device.
 
-    `memory_budget` limits what the process may hold there in total, including the model. `processes` is the number of
-    processes of the job on this machine, which share its host memory.
+    `memory_budget` limits what the job may hold there in total, including the model. `processes` is the number of
+    processes of the job on this machine, which share its host memory and there also the budget.
     """
     allowed = None if memory_budget is None else parse_memory(memory_budget)
     kind = MEMORIES.get(device.type)

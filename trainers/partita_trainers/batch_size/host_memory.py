@@ -27,10 +27,12 @@ class HostMemory:
     slows_work = True
 
     def __init__(self, device: torch.device, allowed: int | float | None, *, processes: int = 1) -> None:
+        """Give each of `processes` on the machine an equal part of its memory, and of what is `allowed`."""
         self.processes = processes
         totals = (linux.cgroup_total(), linux.meminfo("MemTotal") or physical_memory())
         self.total = min((total for total in totals if total), default=0)
-        self.allowed = within(self.total, allowed)
+        limit = within(self.total, allowed)
+        self.allowed = None if limit is None else limit // processes
 
     @property
     def identity(self) -> str:
@@ -49,7 +51,7 @@ class HostMemory:
         return linux.status("VmRSS") or 0
 
     def budget(self) -> int:
-        """Return 80 % of the tightest limit, or what the user-set limit leaves if that is less."""
+        """Return 80 % of the tightest limit, or what the part of the user-set limit leaves if that is less."""
         free_bytes = int(SHARE_OF_HOST * min(self.free_bytes().values(), default=ASSUMED_FREE_BYTES))
         return free_bytes if self.allowed is None else max(0, min(free_bytes, self.allowed - self.held()))
 
@@ -57,7 +59,9 @@ class HostMemory:
         """Return the calculation of the budget in one line."""
         name, free = min(self.free_bytes().items(), key=lambda item: item[1], default=("assumed", ASSUMED_FREE_BYTES))
         if self.allowed is not None and self.allowed - self.held() <= SHARE_OF_HOST * free:
-            return f"memory_budget {gigabytes(self.allowed)} less {gigabytes(self.held())} that the process holds"
+            part = f" / {self.processes} processes" if self.processes > 1 else ""
+            whole = gigabytes(self.allowed * self.processes)
+            return f"memory_budget {whole}{part} less {gigabytes(self.held())} that the process holds"
         return f"{SHARE_OF_HOST} x {gigabytes(free)} {name}"
 
     @contextmanager

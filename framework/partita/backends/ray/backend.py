@@ -15,8 +15,9 @@ from partita.backends.local import EMBEDDING_BAG, LocalBackend
 from partita.backends.ray.actors import RayWorkerBackend
 from partita.backends.ray.job import PoolGenerator
 from partita.backends.ray.messages import LoadRequest
+from partita.backends.ray.rank_monitor import EVALUATION, SIMULATION
 from partita.backends.ray.ranks import check_is_alone, enter_start_folder, run_on_ranks, shared_marker
-from partita.backends.ray.worker_pool import WorkerPool
+from partita.backends.ray.worker_pool import WorkerPool, log_smallest
 from partita.data.batching.collate import EvaluationBatches
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
@@ -127,7 +128,7 @@ class RayBackend(Backend):
         assert context.run is not None
         folder = context.output_folder
         with shared_marker(folder) as mark:
-            work = partial(
+            call = partial(
                 evaluate_as_rank,
                 context.for_other_process(),
                 dataset=dataset,
@@ -138,9 +139,7 @@ class RayBackend(Backend):
                 start=Path.cwd(),
                 batch_size=batch_size,
             )
-            metrics: Metrics = run_on_ranks(
-                work, context.config, quiet=context.quiet, storage=mark, again="from the first row"
-            )
+            metrics: Metrics = run_on_ranks(call, context.config, quiet=context.quiet, storage=mark, work=EVALUATION)
         return metrics
 
     def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
@@ -161,7 +160,7 @@ class RayBackend(Backend):
             self.refusals.refuse(EVALUATE_ONLY)
         check_is_alone()
         with shared_marker(folder) as mark:
-            work = partial(
+            call = partial(
                 train_as_rank,
                 context.for_other_process(),
                 dataset=dataset,
@@ -170,7 +169,7 @@ class RayBackend(Backend):
                 mark=mark,
                 start=Path.cwd(),
             )
-            result: TrainResult = run_on_ranks(work, context.config, quiet=context.quiet, storage=mark)
+            result: TrainResult = run_on_ranks(call, context.config, quiet=context.quiet, storage=mark)
         context.run, context.splits = folder, {} if dataset is None else context.open_data(dataset).splits
         return replace(result, run=folder)
 
@@ -188,7 +187,7 @@ class RayBackend(Backend):
             for history in section.history:
                 discard(folder, history)
         with shared_marker(folder) as mark:
-            work = partial(
+            call = partial(
                 simulate_as_rank,
                 context.for_other_process(),
                 run=context.run.resolve() if context.run is not None else None,
@@ -198,7 +197,7 @@ class RayBackend(Backend):
                 batch_size=batch_size,
             )
             report: SimulationReport = run_on_ranks(
-                work, context.config, quiet=context.quiet, storage=mark, again="and continue with the remaining rows"
+                call, context.config, quiet=context.quiet, storage=mark, work=SIMULATION
             )
         return replace(report, folder=str(folder))
 
@@ -266,6 +265,7 @@ class RayEvaluator:
             batch_size=self.batch_size,
             objective=objective,
         )
+        log_smallest("evaluation", offers)
         size = min(offers, key=lambda offer: offer.rows)
         batches = EvaluationBatches(
             encoded,

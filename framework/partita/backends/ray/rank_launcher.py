@@ -1,4 +1,4 @@
-"""Training ranks on Ray Train, which starts and stops processes and places them on machines.
+"""Ranks on Ray Train, which starts and stops processes and places them on machines.
 
 If a rank is lost, Ray restarts all of them, which resume at the newest checkpoint by themselves.
 """
@@ -25,7 +25,10 @@ from partita.backends.ray.connection import (
 )
 from partita.backends.ray.event_queue import EventQueue, JobFinished, Message, Posted
 from partita.backends.ray.rank import run_rank
-from partita_schema.errors import DataError, JobError, TrainingError
+from partita.backends.ray.rank_monitor import RankWork
+from partita.backends.ray.worker_pool import LONGEST_REASON
+from partita.outputs.base import clip
+from partita_schema.errors import DataError, JobError
 from partita_schema.sections.backend import RayBackendConfig
 
 LEAVE_SECONDS = 5.0
@@ -43,8 +46,9 @@ class RayRankLauncher:
     def __init__(
         self,
         backend: RayBackendConfig,
-        work: partial[Any],
+        call: partial[Any],
         *,
+        work: RankWork,
         device: str,
         threads: str,
         quiet: bool,
@@ -54,7 +58,8 @@ class RayRankLauncher:
 
         Args:
             backend: Backend section of the configuration.
-            work: Runs on each rank; must be picklable. Its keywords `dataset` and `callbacks` are objects of the user.
+            call: Runs on each rank; must be picklable. Its keywords `dataset` and `callbacks` are objects of the user.
+            work: What the ranks do, for messages.
             device: The configured device.
             threads: OMP_NUM_THREADS of the command, "" if unset.
             quiet: Whether ranks report less log output.
@@ -63,9 +68,9 @@ class RayRankLauncher:
         Raises:
             ConfigError: Ray is not installed.
             JobError: Ray cannot be reached.
-            DataError: The work cannot be pickled.
+            DataError: The call cannot be pickled.
         """
-        self.ray = connect(backend)
+        self.ray, self.work = connect(backend), work
         warnings.filterwarnings("ignore", module=r"ray\.")  # Ray's warnings about itself do not concern users
         train, torch_trainer = train_library()
         self.workers, gpus = worker_and_gpu_counts(self.ray, backend, device=device)
@@ -75,9 +80,9 @@ class RayRankLauncher:
         self.board = self.ray.remote(num_cpus=0, scheduling_strategy=here)(EventQueue).remote()
         self.known: dict[str, Any] = {}
         try:
-            sent = self.ray.put(work)
+            sent = self.ray.put(call)
         except Exception as error:  # PicklingError, or any error of a user's object
-            raise DataError(unsent_text(work, error)) from error
+            raise DataError(unsent_text(call, error)) from error
         board = self.board
 
         def rank() -> None:
@@ -111,13 +116,13 @@ class RayRankLauncher:
             self.ray.get(self.board.post.remote("", over))
 
     def poll(self, timeout_seconds: float) -> Sequence[Posted]:
-        """Return new messages. Raises TrainingError if Ray is gone."""
+        """Return new messages. Raises an error if Ray is gone."""
         self.thread.join(timeout_seconds)
         try:
             messages, self.known = self.ray.get(self.board.fetch.remote())
         except self.ray.exceptions.RayError as error:
-            message = f"Ray is gone ({error}); saved checkpoints are kept, rerun the same command to resume"
-            raise TrainingError(message) from error
+            reason = clip(" ".join(str(error).split()), most=LONGEST_REASON)
+            raise self.work.error(f"Ray is gone ({reason}); {self.work.advice}") from error
         return list(messages)
 
     def stop(self) -> None:
@@ -132,7 +137,7 @@ class RayRankLauncher:
     def close(self) -> None:
         """Kill the remaining ranks and wait for Ray."""
         if self.thread.is_alive():
-            with suppress(self.ray.exceptions.RayError, TrainingError):
+            with suppress(self.ray.exceptions.RayError, JobError):
                 self.stop()
                 self.poll(0)
             for sender in [sender for sender, rank in self.known.items() if rank is not None]:
@@ -144,19 +149,19 @@ class RayRankLauncher:
         return resources(self.ray)
 
 
-def unsent_text(work: partial[Any], error: Exception) -> str:
+def unsent_text(call: partial[Any], error: Exception) -> str:
     """Return which object of the user cannot be sent to workers, and what to do.
 
     Args:
-        work: What was to be sent.
+        call: What was to be sent.
         error: The error of Ray, whose text has many lines.
     """
-    for callback in work.keywords.get("callbacks", ()):
+    for callback in call.keywords.get("callbacks", ()):
         if reason := why_not_picklable(callback):
             name = type(callback).__name__
             advice = f"create what it holds in on_start, or name {name} in the file, under callbacks"
             return f"the callback {name} cannot be sent to workers ({reason}); {advice}"
-    reason = why_not_picklable(work.keywords.get("dataset")) or str(error)
+    reason = why_not_picklable(call.keywords.get("dataset")) or str(error)
     return f"the dataset cannot be sent to workers ({reason}); write it to a file, and name that"
 
 

@@ -20,7 +20,7 @@ from partita.backends.ray.event_queue import (
     RankStarted,
 )
 from partita.runs.progress import show_progress
-from partita_schema.errors import JobError, OtherRankError, TrainingError
+from partita_schema.errors import JobError, OtherRankError, SimulationError, TrainingError
 from partita_trainers.interrupt import interruption
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,40 @@ GLANCE_SECONDS = 0.2
 """Interval between checks for a stop request when no messages arrive."""
 END_SECONDS = 5.0
 """Seconds that ranks have to exit by themselves after one of them failed."""
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """What the ranks do, in the words of messages."""
+
+    name: str
+    error: type[JobError]
+    """Raised if it ends too early."""
+    again: str
+    """Where restarted ranks begin."""
+    advice: str
+    """What is kept if it ends too early, and what to do."""
+    stopping: str
+    """What happens after a request to stop."""
+
+
+TRAINING = RankWork(
+    "training",
+    TrainingError,
+    again="from the newest checkpoint",
+    advice="saved checkpoints are kept, rerun the same command to resume",
+    stopping="stopping after this step",
+)
+EVALUATION = RankWork(
+    "evaluation", JobError, again="from the first row", advice="rerun the same command", stopping="stopping"
+)
+SIMULATION = RankWork(
+    "simulation",
+    SimulationError,
+    again="and continue with the remaining dialogues",
+    advice="finished dialogues are kept, rerun the same command to resume",
+    stopping="finishing the answers in progress",
+)
 
 
 class RankLauncher(Protocol):
@@ -88,12 +122,12 @@ def follow(
     max_failures: int,
     timeout_seconds: float,
     quiet: bool,
-    again: str = "from the newest checkpoint",
+    work: RankWork = TRAINING,
     end_seconds: float = END_SECONDS,
 ) -> Any:
     """Wait for the ranks and return the result of rank 0.
 
-    Ctrl-C and SIGTERM stop the ranks after their step; a second one stops them at once.
+    Ctrl-C and SIGTERM let the ranks finish what they have started; a second one stops them at once.
 
     Args:
         ranks: Starts the ranks and delivers their messages.
@@ -101,12 +135,11 @@ def follow(
         max_failures: How often the ranks may be restarted.
         timeout_seconds: Time for all ranks to start.
         quiet: Whether to hide progress.
-        again: Where restarted ranks begin, for the log.
+        work: What the ranks do, for messages.
         end_seconds: Time for the ranks to exit by themselves after one failed.
 
     Raises:
-        TrainingError: Ranks died too often, or Ray ended the job.
-        JobError: Not all ranks started in time.
+        JobError: Ranks died too often, Ray ended the job, or not all ranks started in time.
         KeyboardInterrupt: The user stopped the job.
         Exception: The error of a rank.
     """
@@ -116,12 +149,12 @@ def follow(
         max_failures=max_failures,
         timeout_seconds=timeout_seconds,
         quiet=quiet,
-        again=again,
+        work=work,
         end_seconds=end_seconds,
     )
     stopping = False
     try:
-        with interruption("stopping after this step") as interrupt, monitor.displays:
+        with interruption(work.stopping) as interrupt, monitor.displays:
             while monitor.end is None:
                 monitor.look()
                 if interrupt.requested and not stopping:
@@ -146,12 +179,12 @@ class RankMonitor:
         max_failures: int,
         timeout_seconds: float,
         quiet: bool,
-        again: str,
+        work: RankWork,
         end_seconds: float,
     ) -> None:
         """See `follow` for the arguments."""
         self.ranks, self.workers, self.max_failures = ranks, workers, max_failures
-        self.timeout, self.quiet, self.again = timeout_seconds, quiet, again
+        self.timeout, self.quiet, self.work = timeout_seconds, quiet, work
         self.end_seconds = end_seconds
         self.attempt = Attempt()
         self.ignored_senders: set[str] = set()
@@ -216,20 +249,20 @@ class RankMonitor:
         self.attempt = Attempt()
         self.deaths += 1
         if self.deaths <= self.max_failures:
-            details = (self.last_death, self.again, self.deaths, self.max_failures)
+            details = (self.last_death, self.work.again, self.deaths, self.max_failures)
             logger.warning("%s; all are restarted %s (%d of %d times)", *details)
 
     def check_end(self) -> None:
-        """Raise TrainingError if the job ended before its ranks finished."""
+        """Raise an error if the job ended before its ranks finished."""
         reason = self.end.reason if self.end is not None else None
         if reason is None:
             return
         if self.end is not None and self.end.is_death:
-            raise TrainingError(
+            raise self.work.error(
                 f"{self.last_death}, and backend.max_failures: {self.max_failures} allows no further start; "
-                "saved checkpoints are kept, rerun the same command to resume"
+                f"{self.work.advice}"
             )
-        raise TrainingError(f"Ray has ended the training: {reason}")
+        raise self.work.error(f"Ray has ended the {self.work.name}: {reason}; {self.work.advice}")
 
     def open(self, sender: str, opened: ProgressOpened) -> None:
         """Show a progress display."""

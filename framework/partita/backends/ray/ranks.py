@@ -1,18 +1,19 @@
-"""Work that Ray runs on several ranks: training and simulation."""
+"""Work that Ray runs on several ranks: training, simulation and some evaluations."""
 
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from partita.backends.ray.rank_launcher import RayRankLauncher
-from partita.backends.ray.rank_monitor import follow
+from partita.backends.ray.rank_monitor import TRAINING, RankWork, follow
 from partita.distributed.world import get_world
 from partita.runs.files import writing
+from partita.runs.opening import holds_nothing
 from partita_schema.config import Config
 from partita_schema.errors import PartitaError
 from partita_schema.sections.backend import RayBackendConfig
@@ -28,24 +29,23 @@ def check_is_alone() -> None:
         )
 
 
-def run_on_ranks(
-    work: partial[Any], config: Config, *, quiet: bool, storage: Path, again: str = "from the newest checkpoint"
-) -> Any:
-    """Run `work` on every Ray rank and return rank 0's result. If a rank is lost, all ranks are restarted.
+def run_on_ranks(call: partial[Any], config: Config, *, quiet: bool, storage: Path, work: RankWork = TRAINING) -> Any:
+    """Run `call` on every Ray rank and return rank 0's result. If a rank is lost, all ranks are restarted.
 
     Args:
-        work: Called on each rank.
+        call: Called on each rank.
         config: The configuration, with `backend: {type: ray}`.
         quiet: Show no progress.
         storage: Folder for Ray's files.
-        again: Where restarted ranks continue, for the log.
+        work: What the ranks do, for messages.
     """
     backend = config.backend
     if not isinstance(backend, RayBackendConfig):
         raise AssertionError("only a file with backend: {type: ray} has ranks on Ray")
     ranks = RayRankLauncher(
         backend,
-        work,
+        call,
+        work=work,
         device=config.model_parameters.device,
         threads=os.environ.get("OMP_NUM_THREADS", ""),
         quiet=quiet,
@@ -57,7 +57,7 @@ def run_on_ranks(
         max_failures=backend.max_failures,
         timeout_seconds=backend.timeout_seconds,
         quiet=quiet,
-        again=again,
+        work=work,
     )
 
 
@@ -84,7 +84,11 @@ def enter_start_folder(start: Path, *, folder: Path, mark: Path, option: str) ->
 
 @contextmanager
 def shared_marker(folder: Path) -> Iterator[Path]:
-    """Create the folder of a run, and yield a marker folder in it by which other machines recognize it."""
+    """Create the folder of a run, and yield a marker folder in it by which other machines recognize it.
+
+    A new folder that holds nothing at the end is removed. Ranks keep it, because they may be restarted.
+    """
+    existed = folder.exists()
     mark = folder.resolve() / f".ray-{uuid4().hex}"
     with writing(folder):
         mark.mkdir()
@@ -92,5 +96,5 @@ def shared_marker(folder: Path) -> Iterator[Path]:
         yield mark
     finally:
         shutil.rmtree(mark, ignore_errors=True)
-        with suppress(OSError):  # the folder is empty if nothing was written
-            folder.rmdir()
+        if not existed and holds_nothing(folder):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +28,7 @@ from partita.lm.base import AnswerContext, BatchSupport, GenerationOptions
 from partita.outputs.base import clip
 from partita_schema.common.text import counted
 from partita_schema.errors import JobError
+from partita_trainers.batch_size.probe import BatchSize, Purpose
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -59,6 +60,22 @@ def describe_worker(worker: WorkerState) -> str:
     location = worker.location
     return f"worker {worker.number}" + (
         f" (process {location.process} on {location.node})" if location is not None else ""
+    )
+
+
+def log_smallest(purpose: Purpose, sizes: Sequence[BatchSize]) -> None:
+    """Log the batch size that all workers use, the smallest of those that they have measured, if they have."""
+    size, largest = (choose(sizes, key=lambda size: size.rows) for choose in (min, max))
+    if size.max_fitting is None:
+        return
+    others = "" if largest.rows == size.rows else f", of up to {largest.rows:,} that they measured"
+    logger.info(
+        "batch size for %s: %s on each of %s%s; up to %s fit",
+        purpose,
+        counted(size.rows, "row"),
+        counted(len(sizes), "worker"),
+        others,
+        f"{size.max_fitting:,}",
     )
 
 
@@ -166,10 +183,9 @@ class WorkerPool:
             batch_size=batch_size,
             max_new_tokens=max_new_tokens,
         )
-        self.offered = min(offers, key=lambda offer: offer.size.rows)
-        sizes = sorted(offer.size.rows for offer in offers)
-        if sizes[0] != sizes[-1]:
-            logger.info("workers hold %s to %s rows at a time; all get %s", sizes[0], sizes[-1], sizes[0])
+        before, self.offered = self.offered, min(offers, key=lambda offer: offer.size.rows)
+        if before is None or before.size.rows != self.offered.size.rows:  # asked more than once in a job
+            log_smallest("generation", [offer.size for offer in offers])
         return self.offered
 
     # Workers

@@ -1,6 +1,7 @@
 """Tests of the checks of a Ray rank before training."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,24 @@ def test_a_run_that_did_not_start_leaves_no_files(tmp_path: Path) -> None:
         assert mark.is_dir()
 
     assert not (tmp_path / "runs" / "one").exists()
+
+
+@pytest.mark.parametrize(
+    ("existed", "left", "kept"), [(False, None, False), (False, "log.jsonl", True), (True, None, True)]
+)
+def test_a_run_that_failed_before_its_first_step_leaves_no_directory(
+    existed: bool, left: str | None, kept: bool, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    if existed:
+        run.mkdir()
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(ZeroDivisionError))
+        stack.enter_context(shared_marker(run))
+        (run / "tokenizer").mkdir()
+        for name in ("manifest.json", *([left] if left is not None else [])):
+            (run / name).write_text("{}")
+        _ = 1 / 0
+
+    assert run.exists() == kept
+    assert not list(tmp_path.glob("run/.ray-*"))
