@@ -167,10 +167,8 @@ def end_noted(run: RunDirectory) -> Iterator[None]:
             run.note(status="interrupted" if failed is None else "failed", error=str(failed) if failed else None)
         raise
     except BaseException as error:
-        with (
-            delayed_signals(),
-            suppress(OSError),
-        ):  # a full disk has no room for this either, and the first error is raised
+        # A full disk has no room for this either, and the first error is raised.
+        with delayed_signals(), suppress(OSError):
             run.note(status="failed", error=describe_error(error))
         raise
     finally:
