@@ -144,6 +144,15 @@ def own_progress() -> Iterator[None]:
         waiting.WAITS.shown = False
 
 
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """Restore the handlers of signals, which a command sets for its process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevent commands from setting up their log, whose handlers are process-wide."""
@@ -152,11 +161,9 @@ def no_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def command(no_log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """Return a function that runs a command in this process and returns its exit code; logging and signals are kept."""
+def command(no_log: None, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a function that runs a command in this process and returns its exit code; logging is kept."""
     from partita.cli.main import run
-
-    before = signal.getsignal(signal.SIGTERM)
 
     def call(*words: object) -> int:
         monkeypatch.setattr(sys, "argv", ["partita", *map(str, words)])
@@ -164,8 +171,7 @@ def command(no_log: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
             run()
         return int(caught.value.code or 0)
 
-    yield call
-    signal.signal(signal.SIGTERM, before)
+    return call
 
 
 class Killed(BaseException):
