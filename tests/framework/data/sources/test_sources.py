@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from partita.data.formats.base import WRITE_ENCODING
 from partita.data.formats.tables import quiet_datasets
 from partita.data.rows import Rows
 from partita.data.sources.sources import open_rows
@@ -125,7 +126,7 @@ def test_broken_lines_are_reported_and_the_others_kept(tmp_path: Path) -> None:
     assert reasons[0] == "not JSON: Expecting value at character 6"
     assert reasons[1:4] == [
         "a row is a JSON object, this is a list",
-        "not UTF-8: byte 0xff at position 8",
+        f"not UTF-8: byte 0xff at position 8; {WRITE_ENCODING}",
         "not Unicode: half of a surrogate pair",
     ]
     assert reasons[4] == "nested more than 100 levels deep"
@@ -416,18 +417,37 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
         (
             "a.json",
             b'[{"a": "\xff"}]',
-            "a.json is not UTF-8: byte 0xff at position 9; save it as UTF-8, or as JSON lines",
+            f"a.json is not UTF-8: byte 0xff at position 9; {WRITE_ENCODING}",
         ),
         ("a.json", b"hello", "a.json is neither a JSON array nor an object a line: Expecting value"),
         ("a.json", b"7", "a.json holds a single value; write an array of objects, or an object a line"),
         ("a.csv.gz", b"no gzip at all", "Not a gzipped file"),
         ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
+        (
+            "a.json",
+            b'[{"a": 1}]\n[{"a": 2}]',
+            "a.json: the JSON array ends after row 1, and more follows; write one array",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
 
     assert expected in failure(name, tmp_path)
+
+
+@pytest.mark.parametrize(("ending", "is_cut_off"), [("", True), (",}]", False), (', "b', True)])
+def test_only_an_array_without_its_end_is_said_to_be_cut_off(ending: str, is_cut_off: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"a": 1},\n{"a": 2' + ending)
+
+    message = failure("a.json", tmp_path)
+
+    assert message.startswith("a.json: row 2 of the JSON array is broken in line 2: ")
+    assert message.endswith("; is the file cut off?") == is_cut_off
+
+
+def test_an_empty_path_is_no_dataset(tmp_path: Path) -> None:
+    assert failure("", tmp_path).startswith("the path of the data is empty; write a path")
 
 
 @pytest.mark.parametrize(
