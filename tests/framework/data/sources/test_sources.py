@@ -347,6 +347,9 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
     assert message.endswith("For another ending write {type: csv, path: ...} with the format as type")
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -422,7 +425,29 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
         ("a.json", b"hello", "a.json is neither a JSON array nor an object a line: Expecting value"),
         ("a.json", b"7", "a.json holds a single value; write an array of objects, or an object a line"),
         ("a.csv.gz", b"no gzip at all", "Not a gzipped file"),
-        ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
+        ("a.parquet", b"PAR1", "a.parquet cannot be read as parquet: its end is missing; write or copy it again"),
+        ("a.parquet", b"", "a.parquet cannot be read as parquet: it is empty"),
+        (
+            "a.parquet",
+            b"a,b\n1,2\n",
+            "a.parquet cannot be read as parquet: it is text that begins with 'a,b 1,2'; name its format at the source",
+        ),
+        (
+            "a.parquet",
+            gzip.compress(b"PAR1"),
+            "a.parquet cannot be read as parquet: it is compressed with gzip; unpack",
+        ),
+        ("a.parquet", b"\0" * 20, "a.parquet cannot be read as parquet: it has another format"),
+        (
+            "a.parquet",
+            b"PAR1" + b"\1" * 20 + b"PAR1",
+            "a.parquet cannot be read as parquet: it is damaged or cut off (",
+        ),
+        ("a.arrow", b"PAR1\x15\x04\x15PAR1", "a.arrow cannot be read as arrow: it is a Parquet file; rename it to"),
+        ("a.arrow", b"ARROW1\0\0", "a.arrow cannot be read as arrow: its end is missing; write or copy it again"),
+        ("a.csv", POINTER, "a.csv is a pointer of Git LFS, not the file itself; run git lfs pull"),
+        ("a.jsonl", POINTER, "a.jsonl is a pointer of Git LFS, not the file itself; run git lfs pull"),
+        ("a.parquet", POINTER, "a.parquet is a pointer of Git LFS, not the file itself; run git lfs pull"),
         (
             "a.json",
             b'[{"a": 1}]\n[{"a": 2}]',
