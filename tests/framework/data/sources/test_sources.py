@@ -359,6 +359,11 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
         ("a.csv", b"a,b,a\n1,2,3\n", "a.csv: the header names 'a' twice; rename one"),
         (
             "a.csv",
+            b"sep=;\na;b\n1;2\n3;4\n",
+            "a.csv: its first line only tells Excel the delimiter (sep=); remove the line",
+        ),
+        (
+            "a.csv",
             b"text;label\nyes\n",
             (
                 "a.csv has a single column, 'text;label'; its delimiter may be ';', but the rows do not have as many "
