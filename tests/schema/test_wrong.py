@@ -246,6 +246,18 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
             "4:41: data.source.header: 'a' occurs twice; rename one",
         ),
         (
+            "data: {source: {type: csv, path: a.csv, header: 'a,b'}}",
+            "4:49: data.source.header: write a list of texts; got 'a,b', write header: ['a,b']",
+        ),
+        (
+            "data: {source: {type: csv, path: a.csv, header: [a, 1]}}",
+            "4:53: data.source.header[1]: 1 is a number; write '1' in quotes",
+        ),
+        (
+            "\u00a0seed: 3",
+            "4:1: \u00a0seed: unknown key; there is a no-break space in it, write an ordinary one",
+        ),
+        (
             "data: {source: {type: jsonl, path: a.jsonl, delimiter: ','}}",
             "4:56: data.source.delimiter: delimiter has no effect on jsonl; it is for csv and tsv",
         ),

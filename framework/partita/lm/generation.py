@@ -379,8 +379,15 @@ def end_token_ids(model: "PreTrainedModel", *, tokenizer: "PreTrainedTokenizerFa
 
 
 def answer_ends(lm: TextModel, options: GenerationOptions) -> list[int]:
-    """Return the tokens that end an answer, sorted: those of `end_token_ids` and of the options."""
-    return sorted({*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids})
+    """Return the tokens that end an answer, sorted: those of `end_token_ids` and of the options.
+
+    A stop string that is the text of a special token is found by its token, because answers are decoded without them.
+    """
+    ends = {*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids}
+    if options.stop:
+        added = lm.tokenizer.added_tokens_decoder.items()
+        ends.update(token for token, one in added if one.special and one.content in options.stop)
+    return sorted(ends)
 
 
 def quiet_settings(model: "PreTrainedModel") -> Any:

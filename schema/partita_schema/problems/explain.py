@@ -175,6 +175,8 @@ def mistake_of(error: Mapping[str, Any], target: Target, root: Node) -> LocatedP
         return LocatedProblem(target.path, "value", later)
     key = str(target.path[-1]) if target.path else ""
     message = wrong_value(key, target.shape, node, optional=target.optional, can_be_off=target.can_be_off)
+    if node.reference is not None:
+        message += f"; it is written as {short(node.reference)}"
     return LocatedProblem(target.path, "value", message)
 
 

@@ -28,6 +28,10 @@ EXTENDS_BY_SET = "files are merged before values are set; name both files instea
 """Advice about `extends`; merging removes it from the top of a file, so there it comes from `--set`."""
 
 
+NO_BREAK_SPACE = "\u00a0"
+"""A space that YAML reads as a part of a key, as copied from a page."""
+
+
 @dataclass(frozen=True)
 class Advice:
     """A message about a key, and the key of the same section that was most likely meant."""
@@ -55,6 +59,8 @@ def unknown_key(
         return Advice(UNSUPPORTED_BY_HOGWILD[key])
     if key == "extends":
         return Advice(f"unknown key; {EXTENDS_BY_SET if len(path) == 1 else EXTENDS_IN_A_SECTION}")
+    if NO_BREAK_SPACE in key:
+        return Advice("unknown key; there is a no-break space in it, write an ordinary one")
     mangled = mangled_key(key, own)
     if mangled is not None:
         return mangled

@@ -194,7 +194,8 @@ class Generation(ConfigModel):
     guidance_scale: Positive | None = None
     """Scale of classifier-free guidance; above 1 follows the prompt more closely."""
     stop: tuple[Name, ...] | None = None
-    """Texts that end an answer; they are removed from it. Default: the checkpoint's stop_strings, otherwise none."""
+    """Texts that end an answer; they are removed from it. A special token, such as <|im_end|>, also ends one. Default:
+    the checkpoint's stop_strings, otherwise none."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Token ids that end an answer, in addition to the model's end-of-sequence tokens."""
     logprobs: StrictBool = False

@@ -33,7 +33,7 @@ def check_encoding(encoding: str) -> str:
     return encoding
 
 
-def check_header(names: list[str]) -> list[str]:
+def check_header(names: tuple[str, ...]) -> tuple[str, ...]:
     twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
     if twice is not None:
         raise rule_error(f"{twice!r} occurs twice; rename one")
@@ -53,7 +53,7 @@ class FileSource(ConfigModel):
     quoting: Literal["minimal", "none"] | None = None
     """Whether double quotes in csv and tsv enclose cells with delimiters or line breaks (minimal), or are text (none).
     Default: detected from the first rows."""
-    header: Annotated[list[Name], Field(min_length=1), AfterValidator(check_header)] | None = None
+    header: Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(check_header)] | None = None
     """Names of the columns of csv and tsv without a header line, such as [review, label]: the first line is a row.
     Default: the first line."""
     encoding: Annotated[str, AfterValidator(check_encoding)] | None = None

@@ -16,6 +16,8 @@ AFTER_CLOSING = re.compile(rf"\s*(?:- +)?(?P<key>[\w-]+): +(?P<value>{CLOSED}[^,
 """A value that continues after its closing brace or quote."""
 PLAIN_TEXT = re.compile(r"(?:\$\{[^{}]*\}|[^\s,\[\]{}'\"])+")
 """Unquoted text inside braces or brackets, including variables."""
+LOOKALIKE = re.compile(r"\s*(?:- +)?[A-Za-z_]\w*(?:(?P<colon>\uff1a)|:\u00a0)")
+"""A key with a wide colon, or with a no-break space after its colon, as copied from a page."""
 
 
 def syntax_problem(error: yaml.YAMLError, text: str, *, file: str | None) -> Problem:
@@ -55,9 +57,9 @@ def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[in
     for row in dict.fromkeys((line, start[0])):
         if row < len(lines) and "\t" in indentation(lines[row]):
             return row, indentation(lines[row]).index("\t"), "there is a tab in the indentation; write spaces"
-    joined = missing_space(lines, line, start[0])
-    if joined is not None:
-        return joined
+    found = lookalike(lines, (line, start[0])) or missing_space(lines, line, start[0])
+    if found is not None:
+        return found
     for row in dict.fromkeys((line, start[0])):
         match = AFTER_CLOSING.fullmatch(lines[row]) if row < len(lines) and "expected key" in problem else None
         if match:
@@ -74,6 +76,8 @@ def explain(problem: str, lines: list[str], at: tuple[int, int], start: tuple[in
         return *start, f"{mark} opens here and is not closed, or a comma is missing; close it or add the comma"
     if "cannot start" in problem:
         return line, column, f"text cannot start with {current[column : column + 1]}; put quotes around it"
+    if "could not find expected ':'" in problem:
+        return *start, "a key has no colon; write key: value"
     if "escape" in problem:
         return line, column, "a backslash in double quotes starts an escape; write single quotes or \\\\"
     if "node content" in problem:
@@ -96,6 +100,16 @@ def unquoted_variable(line: str, column: int) -> re.Match[str] | None:
     if not line.startswith("${", column - 1):
         return None
     return next((match for match in PLAIN_TEXT.finditer(line) if match.start() < column < match.end()), None)
+
+
+def lookalike(lines: list[str], rows: tuple[int, int]) -> tuple[int, int, str] | None:
+    """Return the problem of a character that only looks like a colon or a space, in the first of these lines."""
+    for row in dict.fromkeys(rows):
+        match = LOOKALIKE.match(lines[row]) if row < len(lines) else None
+        if match:
+            what = "a wide colon" if match["colon"] else "a no-break space"
+            return row, match.end() - 1, f"{what} stands here; write an ordinary one"
+    return None
 
 
 def missing_space(lines: list[str], line: int, start: int) -> tuple[int, int, str] | None:

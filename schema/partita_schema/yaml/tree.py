@@ -44,6 +44,8 @@ class Node:
     """Origin of the value if it is not a line of the file: --set or ludwig."""
     written: str | None = None
     """The key as written, if the value was moved."""
+    reference: str | None = None
+    """The value as written, if environment variables in it were expanded."""
 
     def children(self) -> "Iterator[tuple[str | int, Node]]":
         if isinstance(self.value, dict):

@@ -44,6 +44,7 @@ def expand_variables(root: Node, *, spared: tuple[Path, ...] = (), at: Path = ()
         yield Problem(dotted(at), str(error), root.position.file, root.position.line, root.position.column)
         return
     if text != written.replace("$${", "${"):
+        root.reference = written
         # One line, because the origin is written as a comment.
         root.origin = f"{root.origin or root.position}: {' '.join(written.split())[:60]}"
     root.value = text if root.text is None else plain_value(text)

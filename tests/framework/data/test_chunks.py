@@ -7,6 +7,7 @@ import pytest
 
 from partita.data.chunks import ChunkTokenizer, RawChunk, Unreadable, parsed
 from partita.data.dialogue import build_expander
+from partita.data.formats.base import WRITE_ENCODING
 from partita.data.formats.json import DECODER
 from partita.data.formatting.build import build_row_tokenizer
 
@@ -68,7 +69,7 @@ def test_json_of_a_row_is_parsed_once_and_invalid_json_is_reported(monkeypatch: 
         4: ("a row is a JSON object, this is a list",),
         5: ("not Unicode: half of a surrogate pair",),
         6: ("not JSON: Expecting property name enclosed in double quotes at character 2",),
-        7: ("not UTF-8: byte 0xff at position 1",),
+        7: (f"not UTF-8: byte 0xff at position 1; {WRITE_ENCODING}",),
         8: ("nested more than 100 levels deep",),
     }
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AddedToken
 
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.batch_decoding import StopStrings
@@ -124,6 +125,19 @@ def test_a_stop_token_ends_a_row_and_is_left_out(small, letters) -> None:
     plain = lm.generate(requests, GenerationOptions(arguments), seed=0)[0]
     token = plain.ids[4]
     (answer,) = lm.generate(requests, GenerationOptions(arguments, stop_token_ids=(token,)), seed=0)
+    assert answer.ids == plain.ids[: plain.ids.index(token)]
+    assert answer.finish_reason == "stop"
+
+
+def test_the_text_of_a_special_token_ends_a_row_though_answers_are_decoded_without_it(small, letters) -> None:
+    lm, arguments = letters
+    lm.tokenizer.add_tokens(AddedToken("j", special=True))
+    token = lm.tokenizer.convert_tokens_to_ids("j")
+    requests = small.requests((3, 40))
+    plain = lm.generate(requests, GenerationOptions(arguments), seed=0)[0]
+    assert token in plain.ids
+    assert "j" not in plain.text
+    (answer,) = lm.generate(requests, GenerationOptions(arguments, stop=("j",)), seed=0)
     assert answer.ids == plain.ids[: plain.ids.index(token)]
     assert answer.finish_reason == "stop"
 

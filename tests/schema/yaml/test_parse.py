@@ -64,6 +64,9 @@ def test_anchors_and_merges_work() -> None:
     [
         ("a:\n\tb: 1\n", "2:1: there is a tab in the indentation; write spaces"),
         ("b: 1\n\tc: 2\n", "2:1: there is a tab in the indentation; write spaces"),
+        ("a: 1\nseed 3\nb: 2\n", "2:1: a key has no colon; write key: value"),
+        ("a: 1\nseed:\u00a03\n", "2:6: a no-break space stands here; write an ordinary one"),
+        ("a: 1\nseed\uff1a3\n", "2:5: a wide colon stands here; write an ordinary one"),
         ("epochs:3\nb: 1\n", "1:1: a space is missing after the colon; write epochs: 3"),
         ("b: 1\nt:\n  x: 1\n  epochs:3\n", "4:3: a space is missing after the colon; write epochs: 3"),
         (

@@ -86,7 +86,7 @@ def test_an_unquoted_variable_is_parsed_like_a_value_in_the_file(
         try:
             return str(load_config(text).config.trainer.epochs)  # type: ignore[union-attr]
         except ConfigError as error:
-            return str(error)
+            return str(error).removesuffix("; it is written as ${EPOCHS:-3}")
 
     assert outcome(TEXT) == outcome(TEXT.replace("${EPOCHS:-3}", value))
     assert outcome(TEXT).startswith(seen)
@@ -151,3 +151,15 @@ def test_dumped_values_are_not_expanded_again(form) -> None:  # type: ignore[no-
 @given(st.text(alphabet=st.sampled_from("${}:-AB") | st.characters(codec="utf-8")))
 def test_escaped_text_is_expanded_to_itself(text: str) -> None:
     assert expanded(str(escaped(text)), {}) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("seed: ${EMPTY}", "there is no value; write an integer from 0 to 4294967295, or remove the key"),
+        ("seed: ${MODEL}", "write an integer from 0 to 4294967295; got org/name"),
+    ],
+)
+def test_a_wrong_value_of_a_variable_is_shown_with_its_name(line: str, problem: str) -> None:
+    assert problem_of(TEXT + line).endswith(f"seed: {problem}; it is written as {line.removeprefix('seed: ')}")
+    assert problem_of(TEXT, line.replace(": ", "=")).endswith(f"; it is written as {line.removeprefix('seed: ')}")

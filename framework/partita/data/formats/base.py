@@ -282,5 +282,5 @@ WRITE_ENCODING = "write its encoding at the source, such as encoding: cp1252, or
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Return the reason for bytes that are not UTF-8."""
-    return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
+    """Return the reason for bytes that are not UTF-8, and what to do."""
+    return f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}; {WRITE_ENCODING}"

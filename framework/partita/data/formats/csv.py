@@ -1,5 +1,6 @@
 """Read rows of CSV and TSV files; every cell remains text."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,9 @@ from partita.data.formats.text_files import open_text
 from partita.data.rows import Rows
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, shortened
+
+EXCEL_NOTE = re.compile(r"sep=.?", re.IGNORECASE)
+"""A first line that tells Excel the delimiter and names no columns, without delimiters."""
 
 
 def read_cells(
@@ -73,6 +77,8 @@ def checked_header(row: CsvRow, name: str, options: FileOptions) -> tuple[str, .
     """Return the column names. Raise DataError if the first row cannot be a header, or uses another delimiter."""
     if row.reason:
         raise DataError(f"{name}: the header cannot be read: {row.reason}")
+    if EXCEL_NOTE.fullmatch("".join(row.cells)):
+        raise DataError(f"{name}: its first line only tells Excel the delimiter (sep=); remove the line")
     names = column_names(row.cells, name)
     if not_text := next((cell for cell in names if not is_utf8(cell)), None):
         raise DataError(f"{name}: the header is not UTF-8 ({shortened(not_text)!r}); {WRITE_ENCODING}")

@@ -202,8 +202,11 @@ def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
             value, row = array.read_value(number)
             reason = str(value) if isinstance(value, RepeatedKeyError) else wrong_object(value, row)
             yield record_of(value, reason, row, number)
+        array.index += 1
+        if array.next_character(PASSED[0]):
+            raise DataError(f"{name}: the JSON array ends after row {number}, and more follows; write one array")
     except UnicodeDecodeError as error:
-        raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8, or as JSON lines") from None
+        raise DataError(f"{name} is {not_utf8(error)}") from None
     finally:
         text.detach()
 
@@ -288,7 +291,8 @@ def place(error: Any, buffer: str, line: int) -> str:
     """
     if not isinstance(error, json.JSONDecodeError):
         return f": {said(error)}"
-    end = "; is the file cut off?" if may_continue(error, buffer) else ""
+    is_cut_off = error.msg.startswith("Unterminated string") or not buffer[error.pos :].strip()
+    end = "; is the file cut off?" if is_cut_off else ""
     return f" in line {line + buffer.count(chr(10), 0, error.pos)}: {said(error)}{end}"
 
 
@@ -317,7 +321,7 @@ def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sour
     try:
         value = DECODER.decode(text.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DataError(f"{name} is {not_utf8(error)}; save it as UTF-8") from None
+        raise DataError(f"{name} is {not_utf8(error)}") from None
     except RepeatedKeyError as error:
         raise DataError(f"{name}: {error}") from None
     except (ValueError, RecursionError) as error:

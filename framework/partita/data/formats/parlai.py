@@ -22,6 +22,7 @@ from partita.data.formats.base import (
 from partita.data.formats.lines import numbered_lines
 from partita.data.formats.text_files import open_text
 from partita_schema.dialogues.formats import PARLAI_FIELDS
+from partita_schema.errors import shortened
 
 LABELS = ("labels", "eval_labels")
 MAX_END = 64
@@ -91,6 +92,8 @@ class ParlaiEpisode:
             return f"line {number} has neither text: nor labels:; write text:...<tab>labels:..."
         if (piece := without_key(text)) is not None:
             return f"line {number}: {piece[:60]!r} is not a field; write key:value, and \\t for a tab in a text"
+        if (twice := repeated_field(text)) is not None:
+            return f"line {number} has the field {shortened(twice)!r} twice; remove or rename one"
         if self._size > self._max_bytes:
             return (
                 f"the episode is longer than {self._max_bytes:,} bytes; write episode_done:True in its last line, or a "
@@ -121,6 +124,12 @@ def fields_of(line: str) -> dict[str, str]:
 def without_key(line: str) -> str | None:
     """Return the first part between tabs that is not a field."""
     return next((piece for piece in line.split("\t") if piece.strip() and ":" not in piece), None)
+
+
+def repeated_field(line: str) -> str | None:
+    """Return the first key that a line has twice."""
+    keys = [field.partition(":")[0].strip() for field in line.split("\t") if ":" in field]
+    return next((key for index, key in enumerate(keys) if key in keys[:index]), None)
 
 
 def exchange_of(fields: dict[str, str]) -> dict[str, Any]:

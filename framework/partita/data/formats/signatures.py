@@ -2,7 +2,7 @@
 
 import re
 
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, shortened
 
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 COMPRESSED = (
@@ -22,10 +22,12 @@ OTHER = (
     (re.compile(rb"%PDF-[12]\."), "a PDF document"),
 )
 """First bytes of other files, with what they are and what to do."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def refuse_binary(start: bytes, name: str) -> None:
     """Raise DataError if a file that starts with these bytes is compressed, a table of another format, or an image."""
+    refuse_pointer(start, name)
     for pattern, compression, extension in COMPRESSED:
         if pattern.match(start):
             raise DataError(
@@ -34,6 +36,25 @@ def refuse_binary(start: bytes, name: str) -> None:
     for pattern, what in OTHER:
         if pattern.match(start):
             raise DataError(f"{name} is not text: it is {what}")
+
+
+def refuse_pointer(start: bytes, name: str) -> None:
+    """Raise DataError if a file that starts with these bytes stands for one that Git LFS has not downloaded."""
+    if start.startswith(LFS_POINTER):
+        raise DataError(f"{name} is a pointer of Git LFS, not the file itself; run git lfs pull")
+
+
+def other_content(start: bytes) -> str:
+    """Return what a file that starts with these bytes is, where a Parquet or Arrow file is expected."""
+    named = [(pattern, f"it is compressed with {compression}; unpack it") for pattern, compression, _ in COMPRESSED]
+    named += [(pattern, f"it is {what}") for pattern, what in OTHER]
+    known = next((what for pattern, what in named if pattern.match(start)), None)
+    if known is not None:
+        return known
+    text = " ".join(start.decode("utf-8", "ignore").split())
+    if text.isprintable() and text:
+        return f"it is text that begins with {shortened(text)!r}; name its format at the source, such as type: csv"
+    return "it has another format"
 
 
 def refuse_utf16(start: bytes, name: str) -> None:

@@ -4,6 +4,7 @@ Arrow may hold dates of 292 billion years, unvalidated text, and time zones that
 for them and raises an exception for a whole batch. Here only such a row is bad, and the others are read.
 """
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partita.data.formats.base import MAX_RAW, FileFormat, FileOptions, FileSlice, Position, StreamRow, opened
+from partita.data.formats.signatures import other_content, refuse_pointer
 from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest, hash_rows
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, shortened
 
 if TYPE_CHECKING:
     import datasets
@@ -29,6 +31,12 @@ BATCH = 4096
 """Rows that are checked at a time."""
 DECODED = 512
 """Rows that are decoded at a time."""
+MARKS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
+"""First and last bytes of a file, by format."""
+STREAM_MARK = b"\xff\xff\xff\xff"
+"""First bytes of an Arrow stream."""
+NUM_FIRST = 64
+"""Number of first bytes from which it is found why a file cannot be read."""
 UNKNOWN_SPLIT = re.compile(r"Unknown split \"[^\"]*\"\. Should be one of \[(.*)\]\.")
 """How `datasets` says that a folder or a Hub dataset has other splits."""
 
@@ -131,7 +139,7 @@ def open_tables(
     import datasets
 
     parts = [
-        None if is_empty_parquet(path) else load(kind, data_files=[path], split="train", label=name)
+        load(kind, data_files=[path], split="train", label=name) if has_rows(FileSlice(path, name, kind)) else None
         for path, name in zip(paths, names, strict=True)
     ]
     sizes = [0 if part is None else len(part) for part in parts]
@@ -149,16 +157,34 @@ def open_tables(
     return readable_rows(table, keys, content=digest(*names, *hashes) if all(hashes) else None)
 
 
-def is_empty_parquet(path: str) -> bool:
-    """Return whether a path is that of a local Parquet file without rows, which `datasets` cannot read."""
+def has_rows(file_slice: FileSlice) -> bool:
+    """Return whether a file has rows; `datasets` cannot read one without. Files that are not local are not checked.
+
+    Raises:
+        DataError: If the file does not have its format, or two of its columns have the same name.
+    """
+    if "://" in file_slice.path:
+        return True
+    with opened(file_slice.path, file_slice.label) as stream, readable(file_slice):
+        if file_slice.kind == "parquet":
+            return bool(open_parquet(stream, file_slice).metadata.num_rows)
+        return any(batch.num_rows for batch in record_batches(stream, file_slice))
+
+
+def open_parquet(stream: Any, file_slice: FileSlice) -> "pyarrow.parquet.ParquetFile":
+    """Return an open Parquet file. Raise DataError if two of its columns have the same name."""
     import pyarrow.parquet
 
-    if "://" in path or not path.endswith(".parquet"):
-        return False
-    try:
-        return bool(pyarrow.parquet.read_metadata(path).num_rows == 0)
-    except (pyarrow.ArrowException, OSError):
-        return False  # `load` says what is wrong with it
+    file = pyarrow.parquet.ParquetFile(stream)
+    check_names(file.schema_arrow.names, file_slice.label)
+    return file
+
+
+def check_names(names: Sequence[str], label: str) -> None:
+    """Raise DataError if two columns have the same name: rows would keep the values of one of them."""
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise DataError(f"{label} has two columns named {shortened(twice)!r}; rename one")
 
 
 def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | None) -> Rows:
@@ -258,10 +284,8 @@ def read_parquet(file_slice: FileSlice, shard: int, start: Position | None) -> I
 
     A group that only partly belongs to the slice is decoded only up to the end of the slice.
     """
-    import pyarrow.parquet
-
     with opened(file_slice.path, file_slice.label) as stream, readable(file_slice):
-        file = pyarrow.parquet.ParquetFile(stream)
+        file = open_parquet(stream, file_slice)
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
         firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
         begin, end = file_slice.start or 0, firsts[-1] if file_slice.end is None else file_slice.end
@@ -305,10 +329,13 @@ def record_batches(stream: Any, file_slice: FileSlice) -> Iterator["pyarrow.Reco
         if source.read(6) == b"ARROW1":
             source.seek(0)
             file = pyarrow.ipc.open_file(source)
+            check_names(file.schema.names, file_slice.label)
             yield from (file.get_batch(number) for number in range(file.num_record_batches))
         else:
             source.seek(0)
-            yield from pyarrow.ipc.open_stream(source)
+            batches = pyarrow.ipc.open_stream(source)
+            check_names(batches.schema.names, file_slice.label)
+            yield from batches
     finally:
         source.close()
 
@@ -366,17 +393,39 @@ def readable(file_slice: FileSlice) -> Iterator[None]:
 
     try:
         yield
-    except pyarrow.ArrowException as error:
-        reason = " ".join(str(error).split())[:300]
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the operating system, not of pyarrow
+            raise
+        reason = why_unreadable(file_slice, error)
         raise DataError(f"{file_slice.label} cannot be read as {file_slice.kind}: {reason}") from error
+
+
+def why_unreadable(file_slice: FileSlice, error: Exception) -> str:
+    """Return in plain words why a file does not have its format, from its first bytes, and the last ones if it is
+    local: other files may not be able to seek."""
+    mark = MARKS[file_slice.kind]
+    with opened(file_slice.path, file_slice.label) as stream:
+        start = stream.read(NUM_FIRST)
+        end = mark
+        if "://" not in file_slice.path and len(start) > len(mark):
+            stream.seek(-len(mark), os.SEEK_END)
+            end = stream.read()
+    refuse_pointer(start, file_slice.label)
+    if not start:
+        return "it is empty"
+    is_stream = file_slice.kind == "arrow" and start.startswith(STREAM_MARK)
+    if not start.startswith(mark) and not is_stream:
+        return other_content(start)
+    if not is_stream and (len(start) <= len(mark) or end != mark):
+        return "its end is missing; write or copy it again"
+    return f"it is damaged or cut off ({' '.join(str(error).split())[:300]})"
 
 
 def row_ranges(path: str, label: str, number: int) -> list[tuple[int, int]]:
     """Return row ranges of similar length in a Parquet file."""
-    import pyarrow.parquet
-
-    with opened(path, label) as stream, readable(FileSlice(path, label, "parquet")):
-        rows = pyarrow.parquet.ParquetFile(stream).metadata.num_rows
+    file_slice = FileSlice(path, label, "parquet")
+    with opened(path, label) as stream, readable(file_slice):
+        rows = open_parquet(stream, file_slice).metadata.num_rows
     marks = [rows * index // number for index in range(number + 1)]
     return list(pairwise(marks))
 

@@ -88,6 +88,8 @@ def named_source(dataset: Any, *, folder: Path) -> Any:
 
 def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
     """Return the source that a string denotes: a path with a known file extension, else a folder or a Hub id."""
+    if not text.strip():
+        raise DataError("the path of the data is empty; write a path (is a variable of the command not set?)")
     kind = format_of(text)
     if kind is not None:
         return FileSource(type=kind, path=text)
@@ -128,7 +130,7 @@ def options_of(source: FileSource) -> FileOptions:
         encoding=source.encoding,
         delimiter=source.delimiter,
         quoting=source.quoting,
-        header=None if source.header is None else tuple(source.header),
+        header=source.header,
         sheet=source.sheet,
     )
 

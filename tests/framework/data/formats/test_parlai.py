@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.formats.base import BLOCK
+from partita.data.formats.base import BLOCK, WRITE_ENCODING
 from partita.data.formats.parlai import episode_end
 from partita.data.sources.sources import open_rows
 from partita_schema.errors import DataError
@@ -57,8 +57,19 @@ def test_a_broken_line_affects_only_its_episode(tmp_path: Path) -> None:
     assert len(rows) == 2
     assert [(bad.number, bad.reason) for bad in rows.bad] == [
         (2, "line 3 has neither text: nor labels:; write text:...<tab>labels:..."),
-        (6, "line 6: not UTF-8: byte 0xff at position 6"),
+        (
+            6,
+            f"line 6: not UTF-8: byte 0xff at position 6; {WRITE_ENCODING}",
+        ),
     ]
+
+
+def test_a_field_that_a_line_has_twice_makes_its_episode_bad(tmp_path: Path) -> None:
+    good = b"text:a\tlabels:b\tepisode_done:True\n"
+    rows = rows_of(tmp_path, b"text:a\ttext:b\tlabels:c\tepisode_done:True\n" + good)
+
+    assert len(rows) == 1
+    assert [bad.reason for bad in rows.bad] == ["line 1 has the field 'text' twice; remove or rename one"]
 
 
 END = "episode_done:True\n"

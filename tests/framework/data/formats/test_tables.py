@@ -9,6 +9,7 @@ import pytest
 
 from partita.data.run_data import open_stream
 from partita.data.sources.sources import open_rows
+from partita_schema.errors import DataError
 from partita_schema.sections.sources import FileSource
 
 FAR = [0, 1, 10**14, 3, 4]
@@ -61,3 +62,36 @@ def test_damaged_offsets_are_bad_rows_and_do_not_end_the_process(tmp_path: Path)
     stream = open_stream(FileSource(type="arrow", path="a.arrow"), folder=tmp_path, least_shards=1)
 
     assert any(row.reason for row, _ in stream.read(0, None))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_two_columns_of_the_same_name_are_refused(kind: str, tmp_path: Path) -> None:
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["x", "x"])
+    if kind == "parquet":
+        pyarrow.parquet.write_table(twice, tmp_path / "a.parquet")
+    else:
+        with (
+            pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+            pyarrow.ipc.new_file(sink, twice.schema) as writer,
+        ):
+            writer.write_table(twice)
+
+    with pytest.raises(DataError, match=f"^a.{kind} has two columns named 'x'; rename one$"):
+        open_rows(f"a.{kind}", folder=tmp_path)
+    with pytest.raises(DataError, match=f"^a.{kind} has two columns named 'x'; rename one$"):
+        list(open_stream(FileSource(type=kind, path=f"a.{kind}"), folder=tmp_path, least_shards=1).read(0, None))
+
+
+def test_an_arrow_file_without_rows_adds_none(tmp_path: Path) -> None:
+    schema = pyarrow.schema([("text", pyarrow.string())])
+    for name, texts in (("a", ["x"]), ("b", [])):
+        table = pyarrow.table({"text": texts}, schema=schema)
+        with (
+            pyarrow.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink,
+            pyarrow.ipc.new_file(sink, schema) as writer,
+        ):
+            writer.write_table(table)
+
+    assert list(open_rows("*.arrow", folder=tmp_path).keys) == ["a.arrow:1"]
+    with pytest.raises(DataError, match=r"^b.arrow has no rows$"):
+        open_rows("b.arrow", folder=tmp_path)

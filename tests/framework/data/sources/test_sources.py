@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from partita.data.formats.base import WRITE_ENCODING
 from partita.data.formats.tables import quiet_datasets
 from partita.data.rows import Rows
 from partita.data.sources.sources import open_rows
@@ -125,7 +126,7 @@ def test_broken_lines_are_reported_and_the_others_kept(tmp_path: Path) -> None:
     assert reasons[0] == "not JSON: Expecting value at character 6"
     assert reasons[1:4] == [
         "a row is a JSON object, this is a list",
-        "not UTF-8: byte 0xff at position 8",
+        f"not UTF-8: byte 0xff at position 8; {WRITE_ENCODING}",
         "not Unicode: half of a surrogate pair",
     ]
     assert reasons[4] == "nested more than 100 levels deep"
@@ -346,6 +347,9 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
     assert message.endswith("For another ending write {type: csv, path: ...} with the format as type")
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -353,6 +357,11 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
         ("a.json", b" \n", "a.json has no rows"),
         ("a.csv", b"a,b\n", "a.csv has no rows"),
         ("a.csv", b"a,b,a\n1,2,3\n", "a.csv: the header names 'a' twice; rename one"),
+        (
+            "a.csv",
+            b"sep=;\na;b\n1;2\n3;4\n",
+            "a.csv: its first line only tells Excel the delimiter (sep=); remove the line",
+        ),
         (
             "a.csv",
             b"text;label\nyes\n",
@@ -416,18 +425,59 @@ def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Pat
         (
             "a.json",
             b'[{"a": "\xff"}]',
-            "a.json is not UTF-8: byte 0xff at position 9; save it as UTF-8, or as JSON lines",
+            f"a.json is not UTF-8: byte 0xff at position 9; {WRITE_ENCODING}",
         ),
         ("a.json", b"hello", "a.json is neither a JSON array nor an object a line: Expecting value"),
         ("a.json", b"7", "a.json holds a single value; write an array of objects, or an object a line"),
         ("a.csv.gz", b"no gzip at all", "Not a gzipped file"),
-        ("a.parquet", b"PAR1", "a.parquet cannot be read: "),
+        ("a.parquet", b"PAR1", "a.parquet cannot be read as parquet: its end is missing; write or copy it again"),
+        ("a.parquet", b"", "a.parquet cannot be read as parquet: it is empty"),
+        (
+            "a.parquet",
+            b"a,b\n1,2\n",
+            "a.parquet cannot be read as parquet: it is text that begins with 'a,b 1,2'; name its format at the source",
+        ),
+        (
+            "a.parquet",
+            gzip.compress(b"PAR1"),
+            "a.parquet cannot be read as parquet: it is compressed with gzip; unpack",
+        ),
+        ("a.parquet", b"\0" * 20, "a.parquet cannot be read as parquet: it has another format"),
+        (
+            "a.parquet",
+            b"PAR1" + b"\1" * 20 + b"PAR1",
+            "a.parquet cannot be read as parquet: it is damaged or cut off (",
+        ),
+        ("a.arrow", b"PAR1\x15\x04\x15PAR1", "a.arrow cannot be read as arrow: it is a Parquet file; rename it to"),
+        ("a.arrow", b"ARROW1\0\0", "a.arrow cannot be read as arrow: its end is missing; write or copy it again"),
+        ("a.csv", POINTER, "a.csv is a pointer of Git LFS, not the file itself; run git lfs pull"),
+        ("a.jsonl", POINTER, "a.jsonl is a pointer of Git LFS, not the file itself; run git lfs pull"),
+        ("a.parquet", POINTER, "a.parquet is a pointer of Git LFS, not the file itself; run git lfs pull"),
+        (
+            "a.json",
+            b'[{"a": 1}]\n[{"a": 2}]',
+            "a.json: the JSON array ends after row 1, and more follows; write one array",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_reported(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
 
     assert expected in failure(name, tmp_path)
+
+
+@pytest.mark.parametrize(("ending", "is_cut_off"), [("", True), (",}]", False), (', "b', True)])
+def test_only_an_array_without_its_end_is_said_to_be_cut_off(ending: str, is_cut_off: bool, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"a": 1},\n{"a": 2' + ending)
+
+    message = failure("a.json", tmp_path)
+
+    assert message.startswith("a.json: row 2 of the JSON array is broken in line 2: ")
+    assert message.endswith("; is the file cut off?") == is_cut_off
+
+
+def test_an_empty_path_is_no_dataset(tmp_path: Path) -> None:
+    assert failure("", tmp_path).startswith("the path of the data is empty; write a path")
 
 
 @pytest.mark.parametrize(

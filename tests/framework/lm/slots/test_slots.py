@@ -1,5 +1,6 @@
 """Tests of slots (continuous batching): answers equal those of transformers for each row alone."""
 
+import copy
 import gc
 import json
 import typing
@@ -359,6 +360,28 @@ def test_stop_texts_and_stop_tokens_end_rows_as_in_single_rows(small, writer) ->
         assert "stop" in {answer.finish_reason for answer in wanted.values()}
         found = small.answer_in_slots(lm, requests, slots=3, options=options)
         assert {row: answer.generated for row, answer in found.items()} == wanted
+
+
+def test_the_text_of_a_special_token_ends_rows_as_its_token_does(
+    small, writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm, arguments = writer
+    monkeypatch.setattr(lm, "tokenizer", copy.deepcopy(lm.tokenizer))
+    requests = small.slot_requests(*((1 + row * 3, 24) for row in range(8)))
+    plain = [lm.generate([request], GenerationOptions(arguments), seed=0)[0] for request in requests]
+    token = plain[0].ids[3]
+    special = lm.tokenizer.convert_ids_to_tokens(token)
+    lm.tokenizer.add_tokens(transformers.AddedToken(special, special=True))
+    assert lm.tokenizer.convert_tokens_to_ids(special) == token
+    by_token, by_text = (
+        small.answer_in_slots(lm, requests, slots=3, options=options)
+        for options in (
+            GenerationOptions(arguments, stop_token_ids=(token,)),
+            GenerationOptions(arguments, stop=(special,)),
+        )
+    )
+    assert by_text[requests[0].row].generated.finish_reason == "stop"
+    assert {row: one.generated for row, one in by_text.items()} == {row: one.generated for row, one in by_token.items()}
 
 
 def test_a_row_takes_no_step_beyond_its_stop_text(small, writer) -> None:
