@@ -401,8 +401,10 @@ def readable(file_slice: FileSlice) -> Iterator[None]:
 
 
 def why_unreadable(file_slice: FileSlice, error: Exception) -> str:
-    """Return in plain words why a file does not have its format, from its first bytes, and the last ones if it is
-    local: other files may not be able to seek."""
+    """Return in plain words why a file does not have its format, from its first bytes.
+
+    Of a local file the last bytes are read too; others may not be able to seek.
+    """
     mark = MARKS[file_slice.kind]
     with opened(file_slice.path, file_slice.label) as stream:
         start = stream.read(NUM_FIRST)
