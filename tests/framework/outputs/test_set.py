@@ -19,7 +19,7 @@ from partita.lm.grammar import Grammar
 from partita.lm.row import Row
 from partita.outputs.decode import Decoder
 from partita.outputs.scores import Scorer
-from partita.pipeline.fingerprint import output_part
+from partita.pipeline.fingerprint import output_input
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import DataError
 from partita_schema.sections.outputs.grammar import answer_grammar
@@ -248,9 +248,9 @@ def test_a_few_shot_example_with_an_unknown_label_is_refused() -> None:
 
 
 def test_the_format_of_a_set_is_part_of_the_description_of_the_output() -> None:
-    parts = {form: output_part(config_of(topics(form)).output_features[0]) for form in FORMATS}
+    parts = {form: output_input(config_of(topics(form)).output_features[0]) for form in FORMATS}
     assert parts == {"json": "topics:set:json", "comma": "topics:set:comma"}
-    assert output_part(config_of().output_features[0]) == "answer:text"
+    assert output_input(config_of().output_features[0]) == "answer:text"
 
 
 @pytest.mark.parametrize("form", FORMATS)
