@@ -150,7 +150,7 @@ def cost(folder: Path, quick: bool) -> Result:
     """
     file = config_of(folder, epochs=4 if quick else 16)
     imports = cpu_of(
-        [sys.executable, "-c", "from partita.sweeps.trial_server import load_libraries; load_libraries()"], folder
+        [sys.executable, "-c", "from partita.sweeps.trial_server import LIBRARIES, load; load(LIBRARIES)"], folder
     )
     total = cpu_of(command(file, "--folder", folder / "sweep"), folder)
     trials = json.loads((folder / "sweep" / "sweep.json").read_text("utf8"))["trials"]
