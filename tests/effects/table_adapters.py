@@ -69,7 +69,7 @@ ADAPTERS = [
         tfinal=2,
         delta_t=2,
         beta1=Flip(0.1, part="saved"),
-        beta2=0.1,
+        beta2=Flip(0.1, part="saved"),
         orth_reg_weight=2.0,
     ),
     adapter("ia3", {}, target_modules=["q_proj"], modules_to_save=["lm_head"], feedforward_modules=["up_proj"]),
