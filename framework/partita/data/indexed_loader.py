@@ -135,14 +135,9 @@ class IndexedLoader:
         return loader
 
     def load_data_position(self, data_position: Mapping[str, Any]) -> None:
-        """Continue after the step that carried `data_position`.
-
-        Raises:
-            ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
-        """
-        if self._started:
-            raise ResumeError("a data position must be loaded before the first step is requested")
-        loaded = continued(data_position, self._data_position.fingerprint_inputs, resume=self._resume)
+        """Continue after the step that carried `data_position`. Raise ResumeError as `continued` does."""
+        inputs = self._data_position.fingerprint_inputs
+        loaded = continued(data_position, inputs, resume=self._resume, started=self._started)
         window, taken = position_in_window(loaded.loader_state)
         self._planner.check(loaded.epoch, window, taken, loaded.step)
         self._data_position = loaded

@@ -86,16 +86,26 @@ def change_text(old: str, new: str) -> str:
     return "changed" if is_digest(old) or is_digest(new) else f"{old} -> {new}"
 
 
-def continued(saved: Mapping[str, Any], inputs: Mapping[str, str], *, resume: Resume) -> DataPosition:
+def continued(
+    saved: Mapping[str, Any], inputs: Mapping[str, str], *, resume: Resume, started: bool = False
+) -> DataPosition:
     """Return the position to continue from under a plan with these inputs.
 
     If the plan has changed, `strict` raises ResumeError. `restart_epoch` and `fresh` log a warning with the changes,
     and continue at the first step of the same epoch or of epoch 0. A changed tokenizer is always an error. A position
     that cannot be read is an error except for `fresh`.
 
+    Args:
+        saved: The saved position, as JSON.
+        inputs: The inputs of the plan.
+        resume: What to do if the plan has changed.
+        started: Whether steps have been requested already; then it is too late to continue elsewhere.
+
     Raises:
-        ResumeError: If the run cannot continue from the saved position.
+        ResumeError: If the run cannot continue from the saved position, or if steps have been requested.
     """
+    if started:
+        raise ResumeError("a data position must be loaded before the first step is requested")
     try:
         loaded = DataPosition.from_json(saved)
     except ResumeError as error:

@@ -142,14 +142,9 @@ class StreamLoader:
         raise DataError(f"a stream has no known length, so {epochs:g} epochs is not a number of steps; write max_steps")
 
     def load_data_position(self, data_position: Mapping[str, Any]) -> None:
-        """Continue after the step that carried `data_position`.
-
-        Raises:
-            ResumeError: If steps have been requested already, or if data or plan differ and `resume` is strict.
-        """
-        if self._started:
-            raise ResumeError("a data position must be loaded before the first step is requested")
-        loaded = continued(data_position, self._data_position.fingerprint_inputs, resume=self._resume)
+        """Continue after the step that carried `data_position`. Raise ResumeError as `continued` does."""
+        inputs = self._data_position.fingerprint_inputs
+        loaded = continued(data_position, inputs, resume=self._resume, started=self._started)
         state = loaded.loader_state
         if state is not None and (not isinstance(state, dict) or len(state.get("groups", ())) != self.plan.num_groups):
             raise ResumeError("the data position is damaged; continue from an older checkpoint")
