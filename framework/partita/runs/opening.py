@@ -3,7 +3,7 @@
 import logging
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,10 +146,7 @@ def open_run(
                 if before is not None and (before.is_finished or is_wrong_input(error)):
                     before.restore_unless_changed()
                 if not existed and holds_nothing(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-                    with suppress(OSError):  # another run has begun there
-                        for parent in new_parents:
-                            parent.rmdir()
+                    remove_new(folder, parents=new_parents)
             raise
 
 
@@ -296,6 +293,14 @@ def reopen_where_damaged(run: RunDirectory) -> None:
             kept = f"kept as {aside} and "
         logger.warning("%s; it is %swritten again from the newest checkpoint", error, kept)
         run.note(status="interrupted")
+
+
+def remove_new(folder: Path, *, parents: Sequence[Path]) -> None:
+    """Remove the folder of a new run, and the parents that were created for it, the innermost one first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # another run has begun there
+        for parent in parents:
+            parent.rmdir()
 
 
 def holds_nothing(folder: Path) -> bool:
