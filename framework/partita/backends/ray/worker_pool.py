@@ -68,7 +68,7 @@ def log_smallest(purpose: Purpose, sizes: Sequence[BatchSize]) -> None:
     size, largest = (choose(sizes, key=lambda size: size.rows) for choose in (min, max))
     if size.max_fitting is None:
         return
-    others = "" if largest.rows == size.rows else f", of up to {largest.rows:,} that they measured"
+    others = "" if largest.rows == size.rows else f" (another measured {largest.rows:,})"
     logger.info(
         "batch size for %s: %s on each of %s%s; up to %s fit",
         purpose,

@@ -21,7 +21,7 @@ def sizes(*rows: int, origin: Origin = "tuned", fits: int | None = 20) -> list[B
         (sizes(16, 16, 16), ["batch size for generation: 16 rows on each of 3 workers; up to 20 fit"]),
         (
             sizes(16, 1, origin="cached"),
-            ["batch size for generation: 1 row on each of 2 workers, of up to 16 that they measured; up to 20 fit"],
+            ["batch size for generation: 1 row on each of 2 workers (another measured 16); up to 20 fit"],
         ),
         (sizes(8, 8, origin="file", fits=None), []),
     ],
