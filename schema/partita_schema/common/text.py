@@ -1,4 +1,4 @@
-"""Text for messages: numbers with nouns, and suggestions for misspelled names."""
+"""Text for messages: numbers with nouns, repeated names, and suggestions for misspelled ones."""
 
 import json
 from collections.abc import Iterable
@@ -45,6 +45,16 @@ def distance(left: str, right: str) -> int:
 def folded(name: str) -> str:
     """Return the name in lower case without separators, so that batchSize and batch-size equal batch_size."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def first_repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that equals an earlier one; None if all differ."""
+    earlier = set[str]()
+    for name in names:
+        if name in earlier:
+            return name
+        earlier.add(name)
+    return None
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

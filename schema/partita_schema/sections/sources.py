@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from partita_schema.base import ConfigModel, Name, Positive, StrictBool, check_target, rule_error
+from partita_schema.common.text import first_repeated
 
 FORMATS_OF_OPTIONS = {
     "delimiter": ("csv", "tsv"),
@@ -34,7 +35,7 @@ def check_encoding(encoding: str) -> str:
 
 
 def check_header(names: tuple[str, ...]) -> tuple[str, ...]:
-    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    twice = first_repeated(names)
     if twice is not None:
         raise rule_error(f"{twice!r} occurs twice; rename one")
     return names

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from partita.data.formats.encodings import utf8_stream
 from partita.data.rows import Rows
+from partita_schema.common.text import first_repeated
 from partita_schema.errors import DataError, shortened
 
 MAX_RAW = 500
@@ -265,6 +266,14 @@ def dump(row: dict[str, Any]) -> bytes:
     return write_json(row).encode("utf-8") + b"\n"
 
 
+WRITE_HEADER = "write a line with the names of the columns before it"
+NAME_COLUMNS = {
+    **dict.fromkeys(("csv", "tsv"), f"{WRITE_HEADER}, or name them in header: [...] at the source"),
+    "xlsx": WRITE_HEADER,
+}
+"""Advice if the first line of a table is a row, by format."""
+
+
 def column_names(cells: Sequence[str], name: str) -> tuple[str, ...]:
     """Return the names of the columns of a table from its header; an empty cell is named by its number.
 
@@ -272,7 +281,7 @@ def column_names(cells: Sequence[str], name: str) -> tuple[str, ...]:
         DataError: Two names are equal.
     """
     names = tuple(cell.strip() or f"column {number}" for number, cell in enumerate(cells, start=1))
-    twice = next((column for index, column in enumerate(names) if column in names[:index]), None)
+    twice = first_repeated(names)
     if twice is not None:
         raise DataError(f"{name}: the header names {shortened(twice)!r} twice; rename one")
     return names

@@ -23,6 +23,7 @@ from partita.data.formats.encodings import chained
 from partita.data.formats.lines import numbered_lines, read_line_slice
 from partita.data.formats.signatures import refuse_binary, refuse_utf16
 from partita.data.formats.text_files import open_text
+from partita_schema.common.text import first_repeated
 from partita_schema.errors import DataError, shortened
 from partita_schema.json_values import MAX_DEPTH, NOT_UNICODE, TOO_DEEP, is_too_deep
 
@@ -45,9 +46,7 @@ class RepeatedKeyError(ValueError):
 def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of these keys and values. Raise RepeatedKeyError if a value would be lost."""
     value = dict(pairs)
-    if len(value) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
+    if len(value) < len(pairs) and (twice := first_repeated(name for name, _ in pairs)) is not None:
         raise RepeatedKeyError(f"the key {shortened(twice)!r} occurs twice in an object; remove or rename one")
     return value
 

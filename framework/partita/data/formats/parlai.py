@@ -21,6 +21,7 @@ from partita.data.formats.base import (
 )
 from partita.data.formats.lines import numbered_lines
 from partita.data.formats.text_files import open_text
+from partita_schema.common.text import first_repeated
 from partita_schema.dialogues.formats import PARLAI_FIELDS
 from partita_schema.errors import shortened
 
@@ -128,8 +129,7 @@ def without_key(line: str) -> str | None:
 
 def repeated_field(line: str) -> str | None:
     """Return the first key that a line has twice."""
-    keys = [field.partition(":")[0].strip() for field in line.split("\t") if ":" in field]
-    return next((key for index, key in enumerate(keys) if key in keys[:index]), None)
+    return first_repeated(field.partition(":")[0].strip() for field in line.split("\t") if ":" in field)
 
 
 def exchange_of(fields: dict[str, str]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy as np
 from partita.data.formats.base import MAX_RAW, FileFormat, FileOptions, FileSlice, Position, StreamRow, opened
 from partita.data.formats.signatures import other_content, refuse_pointer
 from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest, hash_rows
+from partita_schema.common.text import first_repeated
 from partita_schema.errors import DataError, shortened
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ MARKS = {"parquet": b"PAR1", "arrow": b"ARROW1"}
 STREAM_MARK = b"\xff\xff\xff\xff"
 """First bytes of an Arrow stream."""
 NUM_FIRST = 64
-"""Number of first bytes from which it is found why a file cannot be read."""
+"""Number of bytes at the start of a file that are examined if it cannot be read."""
 UNKNOWN_SPLIT = re.compile(r"Unknown split \"[^\"]*\"\. Should be one of \[(.*)\]\.")
 """How `datasets` says that a folder or a Hub dataset has other splits."""
 
@@ -182,7 +183,7 @@ def open_parquet(stream: Any, file_slice: FileSlice) -> "pyarrow.parquet.Parquet
 
 def check_names(names: Sequence[str], label: str) -> None:
     """Raise DataError if two columns have the same name: rows would keep the values of one of them."""
-    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    twice = first_repeated(names)
     if twice is not None:
         raise DataError(f"{label} has two columns named {shortened(twice)!r}; rename one")
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from partita_schema.base import ConfigModel, Fraction, Name, PositiveInt, StrictBool, rule_error
 from partita_schema.cells import CellError, compact_json, parse_json, plain_text, shown
+from partita_schema.common.text import first_repeated
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
 
@@ -52,7 +53,7 @@ class SetDecoder(ConfigModel):
     @model_validator(mode="after")
     def labels_differ(self) -> "SetDecoder":
         labels = self.labels or ()
-        twice = next((label for index, label in enumerate(labels) if label in labels[:index]), None)
+        twice = first_repeated(labels)
         if twice is not None:
             raise rule_error(f"labels holds {twice!r} twice; write each label once", at="labels")
         padded = next((label for label in labels if label != label.strip()), None)

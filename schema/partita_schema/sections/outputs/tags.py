@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from partita_schema.base import ConfigModel, Name, rule_error
+from partita_schema.common.text import first_repeated
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.words import Splitting, read_tags
 
@@ -33,8 +34,7 @@ class TagsDecoder(ConfigModel):
 
     @model_validator(mode="after")
     def labels_differ(self) -> "TagsDecoder":
-        labels = self.labels or ()
-        twice = next((label for index, label in enumerate(labels) if label in labels[:index]), None)
+        twice = first_repeated(self.labels or ())
         if twice is not None:
             raise rule_error(f"labels holds {twice!r} twice; write each tag once", at="labels")
         return self
