@@ -1,7 +1,7 @@
 """Checks that rows have the columns that a configuration needs."""
 
-from pathlib import PurePath
-
+from partita.data.formats import format_of
+from partita.data.formats.base import NAME_COLUMNS
 from partita.data.formats.csv import other_separator
 from partita.data.rows import Rows
 from partita_schema.common.text import nearest
@@ -124,9 +124,5 @@ def table_hint(rows: Rows) -> str:
     """Return a hint if a table was parsed with the wrong separator, or may have no header line."""
     if separator := other_separator(rows.columns):
         return f"; the separator looks like {separator}, read the file with that one"
-    if PurePath(rows.keys.names[0]).suffix.lower() in (".csv", ".tsv"):
-        return (
-            "; if its first line is a row, write a line with the names of the columns before it, or name them in "
-            "header: [...] at the source"
-        )
-    return ""
+    advice = NAME_COLUMNS.get(format_of(rows.keys.names[0]) or "")
+    return f"; if its first line is a row, {advice}" if advice else ""

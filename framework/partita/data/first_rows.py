@@ -8,7 +8,7 @@ from typing import Any
 
 from partita.data.columns import Column, column_of
 from partita.data.formats import FORMATS
-from partita.data.formats.base import FileSlice
+from partita.data.formats.base import NAME_COLUMNS, FileSlice
 from partita.data.formats.json import json_row
 from partita.data.proposal import FIRST_ROWS, MESSAGES, Proposal, dialogue_column, format_in_columns, proposal_of
 from partita.data.sources.sources import find_files, source_of
@@ -84,7 +84,7 @@ def read_first_rows(path: str) -> FirstRows | None:
         columns,
         complete=len(read) <= FIRST_ROWS,
         ignore_keys=ignore_keys,
-        warning=file_warning(reasons, names, rows),
+        warning=file_warning(reasons, names, rows, kind=source.type),
         unread_dialogues=unread_warning(rows, column=dialogue, ignored=ignore_keys) if dialogue is not None else "",
     )
 
@@ -105,16 +105,20 @@ def looks_like_a_row(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) ->
     return long or any(row.get(name) == name for row in rows for name in names)
 
 
-def file_warning(reasons: Sequence[str], names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is wrong with a file: rows that cannot be read, a single row, or a first line that is a row."""
+def file_warning(reasons: Sequence[str], names: Sequence[str], rows: Sequence[Mapping[str, Any]], *, kind: str) -> str:
+    """Return what is wrong with a file: rows that cannot be read, a single row, or a first line that is a row.
+
+    Args:
+        reasons: Why rows cannot be read.
+        names: The names of the columns.
+        rows: The rows that can be read.
+        kind: The format of the file.
+    """
     number = len(rows) + len(reasons)
     if reasons:
         return f"{counted(len(reasons), 'row')} of the first {number:,} cannot be read, the first because {reasons[0]}"
-    if looks_like_a_row(names, rows):
-        return (
-            "its first line looks like a row; write a line with the names of the columns before it, or name them in "
-            "header: [...] at the source"
-        )
+    if kind in NAME_COLUMNS and looks_like_a_row(names, rows):
+        return f"its first line looks like a row; {NAME_COLUMNS[kind]}"
     if number == 1:
         return "it has one row, so types and labels are guesses; check them"
     return ""

@@ -350,6 +350,13 @@ def test_rows_that_cannot_be_read_and_a_missing_header_give_a_warning(tmp_path: 
         )
 
 
+def test_a_value_that_equals_its_key_is_no_missing_header_in_json_lines(tmp_path: Path) -> None:
+    path = rows_file(tmp_path, [{"text": "text", "label": "x"}, {"text": "b", "label": "y"}])
+    proposal = propose(path, task=None)
+    assert proposal is not None
+    assert "first line" not in proposal.warning
+
+
 def test_message_keys_that_are_not_read_are_written_as_ignored_and_named(tmp_path: Path) -> None:
     chat = [{"speaker": "user", "text": "hi", "state": {"a": 1}}, {"speaker": "system", "text": "hello", "my id": 2}]
     path = rows_file(tmp_path, [{"turns": chat, "note": "x"}, {"turns": chat[:1]}])

@@ -29,7 +29,7 @@ from partita_schema.common.text import counted
 from partita_schema.errors import DataError, shortened
 
 EXCEL_NOTE = re.compile(r"sep=.?", re.IGNORECASE)
-"""A first line that tells Excel the delimiter and names no columns, without delimiters."""
+"""A first line that only tells Excel the delimiter, without the delimiters in it."""
 
 
 def read_cells(
