@@ -118,9 +118,12 @@ def test_measured_batch_sizes_count_the_reward_model(
     measured = model_of(folder, trainer={"type": "none", "batch_size": "auto"})
     predictions = measured.predict(QUESTIONS, tmp_path / "measured.jsonl")
     assert list(predictions) == usual
-    assert predictions.stats.batch_size == len(QUESTIONS) * BEST["best_of"]
-    keys = [json.loads(path.read_text("utf8"))["key"] for path in (tmp_path / "cache" / "batch_sizes").glob("*.json")]
-    assert [key["next_to"] for key in keys if key["folder"] == str(folder)] == [["rm"]]
+    (file,) = (tmp_path / "cache" / "batch_sizes").glob("*.json")
+    cached = json.loads(file.read_text("utf8"))
+    assert cached["key"]["next_to"] == ["rm"]
+    # Which of the sizes that fit is the fastest differs by the machine.
+    assert cached["found"]["max_fitting"] == len(QUESTIONS) * BEST["best_of"]
+    assert predictions.stats.batch_size == cached["found"]["rows"]
 
 
 @pytest.fixture
