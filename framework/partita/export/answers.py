@@ -10,7 +10,7 @@ import torch
 from partita.export.prompts import CheckPrompts
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
-from partita.lm.generation import answer_ends, left_padded
+from partita.lm.generation import answer_ends, left_padded, special_tokens_of
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 
@@ -35,7 +35,7 @@ def model_answers(lm: HuggingFaceModel | HeadModel, prompts: CheckPrompts) -> An
     """Return the greedy answers of a run's model, or the outputs of its head."""
     if isinstance(lm, HeadModel):
         return Answers(outputs=tuple(row for part in batches(prompts, ROWS) for row in head_outputs(lm, part)))
-    options = GenerationOptions(GREEDY, stop_token_ids=lm.config.generation.stop_token_ids)
+    options = greedy_options(lm)
     tokens: list[tuple[int, ...]] = []
     for part in batches(prompts, rows_at_a_time(lm)):
         for answer in lm.generate(part, options, seed=0):
@@ -121,4 +121,11 @@ def cut(row: Sequence[int], *, ends: Sequence[int], limit: int) -> tuple[int, ..
 
 def ends_of_run(lm: HuggingFaceModel) -> list[int]:
     """Return the tokens that end an answer of the run."""
-    return answer_ends(lm, GenerationOptions(GREEDY, stop_token_ids=lm.config.generation.stop_token_ids))
+    return answer_ends(lm, greedy_options(lm))
+
+
+def greedy_options(lm: HuggingFaceModel) -> GenerationOptions:
+    """Return options of greedy answers, which end at the tokens of the run, and not at texts."""
+    generation = lm.config.generation
+    special = special_tokens_of(generation.stop or (), tokenizer=lm.tokenizer)
+    return GenerationOptions(GREEDY, stop_token_ids=(*generation.stop_token_ids, *special))

@@ -43,7 +43,7 @@ def generation_options(
 
     Args:
         config: The config.
-        tokenizer: Tokenizes `bad_words`.
+        tokenizer: Tokenizes `bad_words`, and knows which texts of `stop` are special tokens.
         checkpoint: Settings of the checkpoint's generation_config.json, by transformers' names.
 
     Raises:
@@ -58,10 +58,11 @@ def generation_options(
     words = effective.value("bad_words")
     if words:
         arguments["bad_words_ids"] = bad_words_ids(words, tokenizer=tokenizer)
+    stop = effective.value("stop") or ()
     return GenerationOptions(
         arguments=arguments,
-        stop=effective.value("stop") or (),
-        stop_token_ids=config.generation.stop_token_ids,
+        stop=stop,
+        stop_token_ids=(*config.generation.stop_token_ids, *special_tokens_of(stop, tokenizer=tokenizer)),
         logprobs=config.generation.logprobs,
         slots=config.generation.slots,
         kv_cache=config.generation.kv_cache,
@@ -379,15 +380,21 @@ def end_token_ids(model: "PreTrainedModel", *, tokenizer: "PreTrainedTokenizerFa
 
 
 def answer_ends(lm: TextModel, options: GenerationOptions) -> list[int]:
-    """Return the tokens that end an answer, sorted: those of `end_token_ids` and of the options.
+    """Return the tokens that end an answer, sorted: those of `end_token_ids` and of the options."""
+    own = end_token_ids(lm.base, tokenizer=lm.tokenizer)
+    return sorted({*own, *options.stop_token_ids, *special_tokens_of(options.stop, tokenizer=lm.tokenizer)})
 
-    A stop string that is the text of a special token is found by its token, because answers are decoded without them.
+
+def special_tokens_of(stop: Sequence[str], *, tokenizer: "PreTrainedTokenizerFast") -> list[int]:
+    """Return the special tokens with which stop strings begin.
+
+    Answers are decoded without special tokens, so these stop strings are not found in them. What follows the token in a
+    stop string, such as the line break in `<|im_end|>\\n`, would come after the end.
     """
-    ends = {*end_token_ids(lm.base, tokenizer=lm.tokenizer), *options.stop_token_ids}
-    if options.stop:
-        added = lm.tokenizer.added_tokens_decoder.items()
-        ends.update(token for token, one in added if one.special and one.content in options.stop)
-    return sorted(ends)
+    if not stop:
+        return []
+    added = tokenizer.added_tokens_decoder.items()
+    return [token for token, one in added if one.special and any(text.startswith(one.content) for text in stop)]
 
 
 def quiet_settings(model: "PreTrainedModel") -> Any:

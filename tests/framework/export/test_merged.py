@@ -65,14 +65,14 @@ def test_the_command_prints_the_agreement(lora_run: Path, tmp_path: Path, comman
 
 
 def test_weights_have_the_wanted_dtype_and_end_tokens_are_those_of_the_run(lora_run: Path, tmp_path: Path) -> None:
-    run = Model.load(lora_run, quiet=True, overrides=["generation.stop_token_ids=[5]"])
+    run = Model.load(lora_run, quiet=True, overrides=["generation.stop_token_ids=[5]", "generation.stop=['<unk>']"])
     report = run.export("merged", tmp_path / "half", dtype="bfloat16", min_agreement=0)
     assert report.dtype == "bfloat16"
     weights = load_file(tmp_path / "half" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
     settings = json.loads((tmp_path / "half" / "generation_config.json").read_text())
-    assert 5 in settings["eos_token_id"]
+    assert settings["eos_token_id"] == [1, 2, 5], "<unk> is token 2"
     assert not settings.get("_from_model_config"), "transformers would read the end tokens of config.json"
     assert json.loads((tmp_path / "half" / "tokenizer_config.json").read_text())["eos_token"]
 

@@ -1,5 +1,6 @@
 import json
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from transformers import AddedToken
 
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.batch_decoding import StopStrings
-from partita.lm.generation import RowLimits, generation_options
+from partita.lm.generation import RowLimits, answer_ends, generation_options
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import Architecture
 
@@ -129,7 +130,10 @@ def test_a_stop_token_ends_a_row_and_is_left_out(small, letters) -> None:
     assert answer.finish_reason == "stop"
 
 
-def test_the_text_of_a_special_token_ends_a_row_though_answers_are_decoded_without_it(small, letters) -> None:
+@pytest.mark.parametrize("stop", ["j", "j\n"])
+def test_a_stop_text_that_begins_with_a_special_token_ends_a_row_though_answers_are_decoded_without_it(
+    small, letters, stop: str
+) -> None:
     lm, arguments = letters
     lm.tokenizer.add_tokens(AddedToken("j", special=True))
     token = lm.tokenizer.convert_tokens_to_ids("j")
@@ -137,7 +141,7 @@ def test_the_text_of_a_special_token_ends_a_row_though_answers_are_decoded_witho
     plain = lm.generate(requests, GenerationOptions(arguments), seed=0)[0]
     assert token in plain.ids
     assert "j" not in plain.text
-    (answer,) = lm.generate(requests, GenerationOptions(arguments, stop=("j",)), seed=0)
+    (answer,) = lm.generate(requests, GenerationOptions(arguments, stop=(stop,)), seed=0)
     assert answer.ids == plain.ids[: plain.ids.index(token)]
     assert answer.finish_reason == "stop"
 
@@ -184,6 +188,14 @@ def test_generation_options_contain_only_the_keys_of_the_configuration(small) ->
     assert options == GenerationOptions(
         {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.2}, stop=("\n",), stop_token_ids=(5,)
     )
+
+
+def test_special_tokens_of_the_file_end_answers_also_if_other_stop_texts_replace_its_own(small) -> None:
+    config = small.config(generation={"stop": ["<end>\n"]})
+    lm = small.load(config)
+    lm.tokenizer.add_tokens(AddedToken("<end>", special=True))
+    options = generation_options(config, tokenizer=lm.tokenizer)
+    assert lm.tokenizer.convert_tokens_to_ids("<end>") in answer_ends(lm, replace(options, stop=("\n",)))
 
 
 def test_sampling_without_top_k_uses_the_whole_vocabulary(small) -> None:
