@@ -90,7 +90,7 @@ def test_an_error_of_one_rank_ends_the_job_and_is_reported(processes: Any, tmp_p
     assert "ValueError: no such ball" in said
     assert said.count("Traceback") == 1
     manifest = json.loads((folder / "run" / "manifest.json").read_text(encoding="utf8"))
-    assert manifest["status"] == "failed"
+    assert (manifest["status"], manifest["error"]) == ("failed", "rank 1 failed: ValueError: no such ball")
 
 
 def test_an_error_in_the_data_is_reported_once_and_with_its_exit_code(

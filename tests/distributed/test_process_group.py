@@ -3,13 +3,15 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
-from partita.distributed.process_group import BUCKET_BYTES, buckets
+from partita.distributed.process_group import BUCKET_BYTES, StoredText, buckets
 from partita.distributed.thread_group import ThreadGroup
 from partita.generation.work_queue import WorkQueue, drain
 from partita_trainers.process_group import SINGLE_PROCESS, main_process_first, synchronized_errors
@@ -115,6 +117,37 @@ def test_no_rank_continues_after_one_has_failed() -> None:
 
     assert on_ranks(3, work) == ["rank 1 cannot read"] * 3
     assert passed == []
+
+
+def test_a_shared_text_is_read_by_all_ranks_and_can_be_replaced() -> None:
+    def work(process_group: ThreadGroup) -> list[str]:
+        text, other = (process_group.shared_text(about) for about in ("a reason", "another"))
+        read = [text.read()]
+        process_group.all_gather_object(None, "the start")
+        if process_group.rank == 1:
+            text.write("too late")
+            text.write("no such ball")
+        process_group.all_gather_object(None, "the text")
+        return [*read, text.read(), other.read()]
+
+    assert on_ranks(3, work) == [["", "no such ball", ""]] * 3
+
+
+def test_a_text_in_a_store_is_read_by_its_key_and_empty_without_a_store() -> None:
+    store = dist.HashStore()
+    text = StoredText(store, key="reason")
+    assert text.read() == ""
+    text.write("no such ball: ä")
+    assert StoredText(store, key="reason").read() == "no such ball: ä"
+    assert StoredText(store, key="other").read() == ""
+    server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("localhost", server.port, is_master=False, timeout=timedelta(seconds=5))
+    text = StoredText(client, key="reason")
+    text.write("no such ball")
+    assert text.read() == "no such ball"
+    del server
+    text.write("the store is gone")
+    assert text.read() == ""
 
 
 def test_ranks_in_different_collective_calls_are_reported() -> None:

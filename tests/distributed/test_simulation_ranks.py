@@ -126,7 +126,7 @@ def test_too_many_failures_end_all_ranks_with_the_reason(processes: Any, folder:
 
     assert [rank.returncode for rank in job] == [1, 1, 1]
     assert "dialogues failed, more than limits.fail_fraction: 0.1 allows; the last one: environment: OSE" in errors[0]
-    assert all("rank 0 failed at the share of failures" in error for error in errors[1:])
+    assert all("rank 0 failed at the share of failures: SimulationError: " in error for error in errors[1:])
     assert "Timeout" not in "".join(errors)
 
 

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class SharedText(Protocol):
+    """A text that all ranks can read and write at any time; empty at first."""
+
+    def read(self) -> str:
+        """Return the text."""
+
+    def write(self, text: str) -> None:
+        """Replace the text."""
+
+
 class ProcessGroup(Protocol):
     """All processes of a run."""
 
@@ -53,8 +63,27 @@ class ProcessGroup(Protocol):
         The counter starts at 0. Calls are not collectives.
         """
 
+    def shared_text(self, about: str) -> SharedText:
+        """Return a text shared by all ranks. Its methods are not collectives."""
+
     def all_reduce_sum_(self, tensors: "Sequence[torch.Tensor]") -> None:
         """Replace each tensor by its sum over all ranks, with the same bits on every rank."""
+
+
+class LocalText:
+    """A `SharedText` of ranks in one process."""
+
+    def __init__(self) -> None:
+        """Start with an empty text."""
+        self.text = ""
+
+    def read(self) -> str:
+        """Return the text."""
+        return self.text
+
+    def write(self, text: str) -> None:
+        """Replace the text."""
+        self.text = text
 
 
 class SingleProcess:
@@ -87,6 +116,10 @@ class SingleProcess:
             return value - amount
 
         return add
+
+    def shared_text(self, about: str) -> SharedText:
+        """Return a text of this process."""
+        return LocalText()
 
     def all_reduce_sum_(self, tensors: "Sequence[torch.Tensor]") -> None:
         """Do nothing: each tensor is the sum over one rank."""

@@ -176,9 +176,9 @@ def raise_first_failure(failures: Sequence[TrainingError | None], *, own: Traini
         own: The failure of this rank, which is raised with its cause.
         rank: This rank.
     """
-    failed = next((other for other, failure in enumerate(failures) if failure is not None), None)
-    if failed is not None:
-        raise own if own is not None and failed == rank else OtherRankError(f"rank {failed} failed")
+    for other, failure in enumerate(failures):
+        if failure is not None:
+            raise own if own is not None and other == rank else OtherRankError(f"rank {other} failed: {failure}")
 
 
 def clip_and_update(

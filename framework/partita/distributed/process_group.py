@@ -5,7 +5,8 @@ objects.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -13,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 from partita.distributed.world import DistributedEnv
+from partita_schema.common.text import describe_error
 from partita_schema.errors import LostRankError, OtherRankError
 from partita_trainers.batch_size.device_errors import is_out_of_memory
+from partita_trainers.process_group import SharedText
 from partita_trainers.torch_internals import default_store
 
 T = TypeVar("T")
@@ -39,7 +42,7 @@ class DistributedGroup:
                 dist.init_process_group(backend, rank=world.rank, world_size=world.world_size, timeout=timeout)
             self.control = dist.new_group(backend="gloo", timeout=timeout)
             self.store = default_store()
-        self.counters = 0
+        self.counters = self.texts = 0
 
     def all_gather_object(self, mine: T, about: str) -> list[T]:
         """Return the objects of all ranks, in rank order. Raises OtherRankError if a rank is gone."""
@@ -55,28 +58,32 @@ class DistributedGroup:
         """Run `call` on rank 0 and return its result on every rank."""
         result: T | None = None
         error: Exception | None = None
+        reason: str | None = None
         if self.rank == 0:
             try:
                 result = call()
             except Exception as raised:
-                error = raised
-        results = self.all_gather_object((result, error is not None), about)
+                error, reason = raised, describe_error(raised)
+        result, reason = self.all_gather_object((result, reason), about)[0]
         if error is not None:
             raise error
-        if results[0][1]:
-            raise OtherRankError(f"rank 0 failed at {about}; see its own message")
-        return results[0][0]  # type: ignore[return-value]  # rank 0's is a T
+        if reason is not None:
+            raise OtherRankError(f"rank 0 failed at {about}: {reason}")
+        return result  # type: ignore[return-value]  # rank 0's is a T
 
     def raise_if_any_failed(self, error: Exception | None, about: str) -> None:
         """Return if no rank has an error; otherwise the first failed rank raises its own.
 
         The other ranks raise OtherRankError.
         """
-        failed = [rank for rank, bad in enumerate(self.all_gather_object(error is not None, about)) if bad]
-        if error is not None and failed[0] == self.rank:
+        reasons = self.all_gather_object(None if error is None else describe_error(error), about)
+        first = next(((rank, reason) for rank, reason in enumerate(reasons) if reason is not None), None)
+        if first is None:
+            return
+        rank, reason = first
+        if error is not None and rank == self.rank:
             raise error
-        if failed:
-            raise OtherRankError(f"rank {failed[0]} failed at {about}; see its own message")
+        raise OtherRankError(f"rank {rank} failed at {about}: {reason}")
 
     def shared_counter(self, about: str) -> Callable[[int], int]:
         """Return a counter in the job's store. Ranks create their counters in the same order."""
@@ -88,6 +95,11 @@ class DistributedGroup:
                 return int(self.store.add(name, amount)) - amount
 
         return add
+
+    def shared_text(self, about: str) -> SharedText:
+        """Return a text in the job's store. Ranks create their texts in the same order."""
+        self.texts += 1
+        return StoredText(self.store, key=f"partita text {self.texts} {about}")
 
     def all_reduce_sum_(self, tensors: Sequence[torch.Tensor]) -> None:
         """Replace each tensor by its sum over all ranks."""
@@ -101,6 +113,26 @@ class DistributedGroup:
                 sums = torch.split(flat, [tensor.numel() for tensor in bucket])
                 for tensor, summed in zip(bucket, sums, strict=True):
                     tensor.copy_(summed.view_as(tensor))
+
+
+@dataclass(frozen=True)
+class StoredText:
+    """A `SharedText` in a store of torch.distributed. Without the store, nothing is written and the text is empty."""
+
+    store: dist.Store
+    key: str
+
+    def read(self) -> str:
+        """Return the text."""
+        with suppress(RuntimeError):
+            if self.store.check([self.key]):
+                return self.store.get(self.key).decode()
+        return ""
+
+    def write(self, text: str) -> None:
+        """Replace the text."""
+        with suppress(RuntimeError):
+            self.store.set(self.key, text)
 
 
 @contextmanager

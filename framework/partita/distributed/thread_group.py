@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from threading import Barrier, Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from partita_trainers.process_group import LocalText, SharedText
+
 if TYPE_CHECKING:
     import torch
 
@@ -60,6 +62,10 @@ class ThreadGroup:
                 return before
 
         return add
+
+    def shared_text(self, about: str) -> SharedText:
+        """Return a text shared by the threads. All ranks call this at the same time."""
+        return self.run_on_rank_zero(LocalText, about)
 
     def all_reduce_sum_(self, tensors: "Sequence[torch.Tensor]") -> None:
         """Replace each tensor by its sum over all ranks."""

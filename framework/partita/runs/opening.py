@@ -23,7 +23,7 @@ from partita_schema.common.checksums import DamagedError
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error
 from partita_schema.config import Config
-from partita_schema.errors import JobError, OtherRankError, PartitaError, ResumeError
+from partita_schema.errors import JobError, LostRankError, OtherRankError, PartitaError, ResumeError
 from partita_schema.records import FORMAT_VERSION
 from partita_schema.yaml.variables import escaped
 from partita_trainers.file_sums import check_sums
@@ -84,14 +84,26 @@ def open_run_of_group(
         origin: Folder that relative paths of the file are resolved against.
         quiet: Show no progress.
     """
+    failure = process_group.shared_text("why a rank failed")
     if process_group.rank > 0:
         nothing: dict[str, Any] = {}
         manifest, resumes = process_group.all_gather_object((nothing, False), "the run")[0]
-        yield FollowedRun(folder, config=config, manifest=manifest, resumes=resumes)
+        try:
+            yield FollowedRun(folder, config=config, manifest=manifest, resumes=resumes)
+        except Exception as error:
+            if not isinstance(error, OtherRankError):
+                failure.write(f"rank {process_group.rank} failed: {describe_error(error)}")
+            raise
         return
     with open_run(folder, config=config, text=text, resolved=resolved, origin=origin, quiet=quiet) as run:
         process_group.all_gather_object((run.manifest, run.has_checkpoints), "the run")
-        yield run
+        try:
+            yield run
+        except (LostRankError, KeyboardInterrupt) as ended:
+            # The rank that failed is gone, or the launcher has ended this one because of it.
+            if reason := failure.read():
+                raise OtherRankError(reason) from ended
+            raise
 
 
 @contextmanager
@@ -166,7 +178,8 @@ def end_noted(run: RunDirectory) -> Iterator[None]:
     except BaseException as error:
         # A full disk has no room for this either, and the first error is raised.
         with delayed_signals(), suppress(OSError):
-            run.note(status="failed", error=describe_error(error))
+            of_other = isinstance(error, OtherRankError)  # its text begins with the rank, or says that it is gone
+            run.note(status="failed", error=str(error) if of_other else describe_error(error))
         raise
     finally:
         run.trackers.finish()
