@@ -5,13 +5,14 @@ processes or a global random state. Within a split, rows keep the order of the s
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from partita.data.column_checks import check_columns, require_column
-from partita.data.rows import Rows
+from partita.data.rows import BadRow, Rows
 from partita.data.sources.mixed import joined, open_mix
 from partita.data.sources.python_datasets import SPLIT_OF_NAME, is_stream, splits_of
 from partita.data.sources.sources import errors_at, open_rows
@@ -114,7 +115,7 @@ def passed_splits(config: Config, dataset: Any, *, without: frozenset[str]) -> d
         return divide(splits[TRAINING], config, without=without)
     if isinstance(config.split, KFoldSplit):
         return splits | divide(splits[TRAINING], config, without=without | {TEST})
-    return splits
+    return splits | {name: take_sample(splits[name], config) for name in (TRAINING,) if name in splits}
 
 
 def check_foldable(dataset: Any, named: Mapping[str, Any], *, streamed: bool) -> None:
@@ -197,14 +198,15 @@ def sample_sizes(lengths: Mapping[str, int], config: Config) -> dict[str, int | 
 def divide(rows: Rows, config: Config, *, without: frozenset[str], size: int | None = None) -> dict[str, Rows]:
     """Split a source into training, validation and test rows.
 
+    Unreadable rows count as training rows.
+
     Args:
         rows: Rows of the source.
         config: The configuration.
         without: Splits that get no rows.
         size: Number of rows to use, if the source is part of a mix. Default: as configured.
     """
-    chosen = sample(len(rows), config, size=size)
-    sampled = rows if chosen is None else rows.select(chosen)
+    sampled = take_sample(rows, config, size=size)
     split_N = assign_splits(sampled, config, without=without)
     if not np.any(split_N == 0):
         raise DataError(f"no row of {rows.keys.names[0]} is a training row; see data.split")
@@ -212,11 +214,38 @@ def divide(rows: Rows, config: Config, *, without: frozenset[str], size: int | N
         message = f"{rows.keys.names[0]} has {len(sampled)} rows, fewer than {config.split.folds} folds; write fewer"
         raise DataError(f"{message} data.split.folds")
     if np.all(split_N == 0):
-        return {TRAINING: sampled.with_bad(rows.bad)}
+        return {TRAINING: sampled}
     names = [name for name in (TRAINING, VALIDATION, TEST) if name not in without]
     numbers = {TRAINING: 0, VALIDATION: 1, TEST: 2}
-    splits = {name: sampled.select(np.flatnonzero(split_N == numbers[name])) for name in names}
-    return splits | {TRAINING: splits[TRAINING].with_bad(rows.bad)}
+    chosen = {name: np.flatnonzero(split_N == numbers[name]) for name in names}
+    splits = {name: sampled.select(chosen[name]) for name in names}
+    return splits | {TRAINING: splits[TRAINING].with_bad(moved(sampled.bad, chosen[TRAINING]))}
+
+
+def take_sample(rows: Rows, config: Config, *, size: int | None = None) -> Rows:
+    """Return the sample of the rows that the config asks for; an unreadable row is in it if the row after it is.
+
+    Args:
+        rows: Rows of the source.
+        config: The configuration.
+        size: Number of rows to use, if the source is part of a mix. Default: as configured.
+    """
+    chosen = sample(len(rows), config, size=size)
+    if chosen is None:
+        return rows
+    in_sample = {*chosen.tolist()}
+    bad = [row for row in rows.bad if min(row.num_before, len(rows) - 1) in in_sample]
+    return rows.select(chosen).with_bad(moved(bad, chosen))
+
+
+def moved(bad: Sequence[BadRow], selected_N: np.ndarray) -> list[BadRow]:
+    """Return unreadable rows of a source with their places among the readable rows of a selection.
+
+    Args:
+        bad: The unreadable rows.
+        selected_N: Sorted indices of the selected readable rows in the source, [N].
+    """
+    return [replace(row, num_before=int(np.searchsorted(selected_N, row.num_before))) for row in bad]
 
 
 def sample(length: int, config: Config, *, size: int | None = None) -> np.ndarray | None:

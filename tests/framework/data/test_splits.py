@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.data.column_checks import check_columns
+from partita.data.dialogue import Expander, expanded
 from partita.data.rows import Rows
 from partita.data.run_data import training_streams
 from partita.data.sources.sources import open_rows
@@ -186,6 +188,57 @@ def test_unreadable_rows_are_counted_for_the_training_rows(make_config: Make, tm
         "validation": [],
         "test": [],
     }
+
+
+def with_broken_lines(path: Path, *, rows: int, each: int) -> Path:
+    """Write rows to a file, with a broken line after each `each` of them."""
+    lines = []
+    for number in range(rows):
+        lines.append(json.dumps({"question": f"why {number}?", "answer": "so"}))
+        lines += ["broken"] if number % each == each - 1 else []
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_unreadable_rows_keep_their_places_between_the_rows_of_a_split(make_config: Make, tmp_path: Path) -> None:
+    path = with_broken_lines(tmp_path / "a.jsonl", rows=100, each=20)
+    splits = open_splits(make_config(preprocessing={"sample_size": 60}), folder=Path(), dataset=path)
+
+    training = splits["training"]
+    assert len(training) == 54
+    assert training.bad
+    for bad in training.bad:
+        before = [number for number in numbers(training) if number < bad.number - bad.number // 21]
+        assert bad.num_before == len(before)
+
+
+def test_dialogues_of_a_split_are_expanded_though_the_last_line_cannot_be_read(
+    make_config: Make, tmp_path: Path
+) -> None:
+    episode = json.dumps({"episode": [{"text": "x", "labels": ["y"]}, {"text": "z", "labels": ["y"]}]}) + "\n"
+    (tmp_path / "a.jsonl").write_text(episode * 40 + "{broken\n", encoding="utf-8")
+    config = make_config(input_features=[{"name": "episode", "type": "dialogue"}])
+    training = open_splits(config, folder=Path(), dataset=tmp_path / "a.jsonl")["training"]
+
+    rows = expanded(training, Expander(column="episode", format_name="auto", mode="squash"))
+    assert (len(training), len(rows)) == (36, 72)
+    assert [bad.num_before for bad in rows.bad] == [72]
+
+
+def test_as_many_unreadable_rows_as_rows_are_sampled(make_config: Make, tmp_path: Path) -> None:
+    path = with_broken_lines(tmp_path / "a.jsonl", rows=4000, each=20)
+    splits = open_splits(make_config(preprocessing={"sample_ratio": 0.25}), folder=Path(), dataset=path)
+
+    assert sum(map(len, splits.values())) == 1000
+    assert 30 < len(splits["training"].bad) < 70
+
+
+def test_the_training_rows_of_a_dataset_with_splits_are_sampled(make_config: Make) -> None:
+    part = datasets.Dataset.from_list(table(100))
+    dataset = datasets.DatasetDict({"train": part, "validation": part})
+    splits = open_splits(make_config(preprocessing={"sample_size": 10}), folder=Path(), dataset=dataset)
+
+    assert {name: len(rows) for name, rows in splits.items()} == {"training": 10, "validation": 100}
 
 
 def test_stratified_and_hash_splits_are_configured(make_config: Make) -> None:
