@@ -11,6 +11,8 @@ from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita_schema.common.text import counted
 
 if TYPE_CHECKING:
+    from collections import Counter
+
     import numpy as np
     from rich.console import Console
     from rich.text import Text
@@ -134,17 +136,25 @@ def print_preview(preview: "Preview", console: "Console") -> None:
     if preview.left_out:
         total = preview.left_out.total()
         measured = counted(len(preview.lengths) + total, "measured row")
-        console.print(f"{total:,} of {measured} cannot be used:", style=REFUSED)
-        for reason, number in preview.left_out.most_common(SHOWN_REASONS):
-            console.print(f"  {number:,}: {reason}", style=REFUSED, markup=False)
-        if len(preview.left_out) > SHOWN_REASONS:
-            others = counted(len(preview.left_out) - SHOWN_REASONS, "more reason")
-            console.print(f"  and {others}; partita preview --ledger shows all", style=REFUSED)
-        if preview.accepted is not None:
-            console.print(
-                f"data.max_bad_rows accepts {preview.accepted}, and train stops at more", style=REFUSED, markup=False
-            )
+        print_reasons(f"{total:,} of {measured} cannot be used:", preview.left_out, console)
+    if preview.unreadable:
+        unreadable = counted(preview.unreadable.total(), "row")
+        print_reasons(f"{unreadable} cannot be read:", preview.unreadable, console)
+    if preview.accepted is not None:
+        console.print(
+            f"data.max_bad_rows accepts {preview.accepted}, and train stops at more", style=REFUSED, markup=False
+        )
     print_lengths(preview.lengths, limit=preview.limit, console=console)
+
+
+def print_reasons(heading: str, reasons: "Counter[str]", console: "Console") -> None:
+    """Print the most frequent reasons why rows are left out, each with its number."""
+    console.print(heading, style=REFUSED)
+    for reason, number in reasons.most_common(SHOWN_REASONS):
+        console.print(f"  {number:,}: {reason}", style=REFUSED, markup=False)
+    if len(reasons) > SHOWN_REASONS:
+        others = counted(len(reasons) - SHOWN_REASONS, "more reason")
+        console.print(f"  and {others}; partita preview --ledger shows all", style=REFUSED)
 
 
 def summary(preview: "Preview", *, colours: bool) -> str:

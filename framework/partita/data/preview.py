@@ -75,9 +75,11 @@ class Preview:
     num_rows: int
     """Rows in the split; a dialogue counts as one. For a stream, the rows that were read."""
     left_out: Counter[str]
-    """Number of measured rows that cannot be used, by their first reason; unreadable rows of the source included."""
+    """Number of measured rows that cannot be used, by their first reason."""
+    unreadable: Counter[str]
+    """Number of rows that could not be read, by the reason; they are not measured."""
     accepted: str | None
-    """How many rows data.max_bad_rows accepts, if a larger share of the measured rows cannot be used; else None."""
+    """How many rows data.max_bad_rows accepts, if more are expected to be left out; else None."""
     limit: int | None
     """Maximum length of an example in tokens; None if there is none, or if it holds for each answer of a pair."""
     chat: bool
@@ -120,20 +122,25 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     schema = row_schema(config, supervised=supervised)
     labels = find_labels(config, rows if supervised else None)
     row_tokenizer = configured_row_tokenizer(config, rows, folder=folder, labels=labels, supervised=supervised)
-    first, some = rows.select(range(min(count, len(rows)))), rows.select(evenly(len(rows), MEASURED_ROWS))
+    chosen = evenly(len(rows), MEASURED_ROWS)
+    first, some = rows.select(range(min(count, len(rows)))), rows.select(chosen)
     formats = formats_of(some, config)
     if supervised:
         first, some = expanded(first, row_tokenizer.expander), expanded(some, row_tokenizer.expander)
     shown = preview_rows(first.select(range(min(count, len(first)))), row_tokenizer, schema, supervised=supervised)
     measured = preview_rows(some, row_tokenizer, schema, supervised=supervised)
-    left_out = Counter([*(row.reasons[0] for row in measured if row.reasons), *(row.reason for row in rows.bad)])
+    left_out = Counter(row.reasons[0] for row in measured if row.reasons)
+    scale = len(rows) / max(1, len(chosen))
     return Preview(
         rows=tuple(shown),
         lengths=np.array([row.tokens for row in measured if not row.reasons]),
         num_rows=len(rows),
         left_out=left_out,
+        unreadable=Counter(row.reason for row in rows.bad),
         accepted=accepted_if_exceeded(
-            left_out.total(), rows=len(measured) + len(rows.bad), max_bad_rows=config.data.max_bad_rows
+            left_out.total() * scale + len(rows.bad),
+            rows=round(len(measured) * scale) + len(rows.bad),
+            max_bad_rows=config.data.max_bad_rows,
         ),
         limit=None if config.output_features[0].has_pairs else row_tokenizer.max_length,
         chat=row_tokenizer.formatter.chat and formats != ("segments",),

@@ -174,12 +174,24 @@ def test_the_reasons_why_rows_cannot_be_used_are_counted_unreadable_lines_includ
 
     text = printed(preview(config, folder=tmp_path, count=1), terminal=False)
 
-    assert "3 of 4 measured rows cannot be used:\n" in text
-    assert "  2: column question is missing or empty\n" in text
-    assert "  1: 4 cells, the header has 2\n" in text
+    assert "\n2 of 3 measured rows cannot be used:\n  2: column question is missing or empty\n" in text
+    assert "\n1 row cannot be read:\n  1: 4 cells, the header has 2\n" in text
     assert "\ndata.max_bad_rows accepts 0.01 of all rows, and train stops at more\n" in text
     config = config.model_copy(update={"data": config.data.model_copy(update={"max_bad_rows": 3})})
     assert "data.max_bad_rows" not in printed(preview(config, folder=tmp_path, count=1), terminal=False)
+
+
+def test_unreadable_rows_are_compared_with_all_rows_and_not_with_the_measured_ones(
+    make_config: Make, tmp_path: Path
+) -> None:
+    good = '{"question": "why?", "answer": "so"}\n'
+    (tmp_path / "rows.jsonl").write_text(good * 3000 + "broken\n" * 20, encoding="utf-8")
+    config = make_config(base_model=SCRATCH, data={"source": "rows.jsonl"})
+
+    text = printed(preview(config, folder=tmp_path, count=1), terminal=False)
+
+    assert "\n20 rows cannot be read:\n" in text
+    assert "data.max_bad_rows" not in text, "0.7 % of all rows, 2 % of those that are measured"
 
 
 def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_any(make_config: Make) -> None:
