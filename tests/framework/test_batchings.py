@@ -9,7 +9,7 @@ import pytest
 from partita import Model
 from partita_schema.errors import ResumeError
 
-from ..json_lines import log_of
+from ..json_lines import log_of, write_json_lines
 from ..properties import first
 
 OFF = {"evaluate_generated": False, "evaluate_test": False, "skip_all_evaluation": True}
@@ -43,6 +43,30 @@ def test_token_batches_train_every_row_once_with_about_the_configured_rows_per_s
         assert max(line["padding"] for line in log) < 0.25
     else:
         assert size["max_tokens"] == size["prompt_tokens"]
+
+
+def test_the_size_for_training_is_measured_again_if_longer_rows_were_added(
+    colours: Any, tmp_path: Path, train_killed: Any
+) -> None:
+    rows = colours.rows(40)
+    split = {"type": "fixed", "column": "place"}
+    written = config(colours, {"type": "bucket"}, skip_all_evaluation=False, steps_per_checkpoint=2, epochs=4)
+    written["data"] |= {"source": str(tmp_path / "rows.jsonl"), "split": split, "resume": "fresh"}
+
+    def write(*more: dict[str, Any]) -> None:
+        places = ["train", "train", "train", "validation"] * 10
+        placed = [row | {"place": place} for row, place in zip(rows, places, strict=True)]
+        write_json_lines(tmp_path / "rows.jsonl", [*placed, *(row | {"place": "train"} for row in more)])
+
+    write()
+    train_killed(Model(written, quiet=True), tmp_path / "run", after=3)
+    before = size_of(tmp_path / "run")
+    assert "evaluation" in json.loads((tmp_path / "run" / "manifest.json").read_text())["batch_sizes"]
+    write({**rows[0], "text": "I see 4 balls and they are green " * 2})
+    result = Model(written, quiet=True).train(run=tmp_path / "run")
+
+    assert result.resumed_from == 2
+    assert size_of(tmp_path / "run")["prompt_tokens"] > before["prompt_tokens"]
 
 
 @pytest.mark.long

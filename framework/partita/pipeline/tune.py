@@ -60,7 +60,7 @@ def run_sizes(
         ConfigError: A custom trainer does not define a probe.
     """
     sizes = BatchSizes(**{name: BatchSize.from_record(record) for name, record in recorded.items()})
-    needed = needs_probe(pipeline, recorded)
+    needed = needs_probe(pipeline, recorded, trains=shape is not None)
     if shape is not None and needed:
         warm_up_all_reduce(tuner.process_group, device=pipeline.lm.device)
     with training_probe(trainer, pipeline, shape, needed=needed, process_group=tuner.process_group) as probe:
@@ -92,10 +92,18 @@ def warm_up_all_reduce(process_group: ProcessGroup, *, device: torch.device) -> 
         process_group.all_reduce_sum_([torch.zeros(BUCKET_BYTES // 4, device=device)])
 
 
-def needs_probe(pipeline: LocalPipeline, recorded: Mapping[str, Any]) -> bool:
-    """Return whether any size has to be found."""
+def needs_probe(pipeline: LocalPipeline, recorded: Mapping[str, Any], *, trains: bool) -> bool:
+    """Return whether any size has to be found.
+
+    Args:
+        pipeline: The pipeline of the run.
+        recorded: Records of known sizes by purpose; if rows became longer, all but that of training.
+        trains: Whether there are training rows.
+    """
     trainer = pipeline.config.trainer
-    return not recorded and "auto" in (trainer.batch_size, trainer.eval_batch_size)
+    if recorded:
+        return trains and "training" not in recorded and trainer.batch_size == "auto"
+    return "auto" in (trainer.batch_size, trainer.eval_batch_size)
 
 
 @contextmanager
