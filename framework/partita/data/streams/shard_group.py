@@ -76,10 +76,10 @@ class ShardPlan:
     @property
     def fingerprint_inputs(self) -> dict[str, str]:
         """What decides the rows, by readable names."""
+        if len(self.streams) == 1:  # its name may be a path, which can be written in several ways
+            return {"stream": self.streams[0].fingerprint}
         inputs = {f"stream {stream.name}": stream.fingerprint for stream in self.streams}
-        if len(self.streams) > 1:
-            inputs["mix"] = f"{list(self.weights)}, stop {self.stop}"
-        return inputs
+        return inputs | {"mix": f"{list(self.weights)}, stop {self.stop}"}
 
     def keys(self, rows: Sequence[tuple[int, StreamRow]]) -> RowKeys:
         """Return the keys `label:number` of rows, each passed with the index of its stream."""

@@ -245,7 +245,7 @@ def test_another_stream_is_refused_on_resume(kind: str) -> None:
         first, other = hf_stream(), datasets.Dataset.from_list(ROWS[5:]).to_iterable_dataset()
     step = next(loader_of(first).steps())
 
-    with pytest.raises(ResumeError, match="stream dataset"):
+    with pytest.raises(ResumeError, match="stream: changed"):
         loader_of(other).load_data_position(step.data_position)
 
 

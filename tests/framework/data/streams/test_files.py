@@ -27,6 +27,7 @@ from partita.data.streams import files
 from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
 from partita.data.streams.interleaved_reader import InterleavedReader
+from partita.data.streams.shard_group import ShardPlan
 from partita.data.streams.sharding import unevenness
 from partita_schema.config import Config
 from partita_schema.errors import DataError
@@ -551,6 +552,31 @@ def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
     assert peak < 8 << 20
 
 
+def plan_of(data: dict[str, Any], *, folder: Path) -> ShardPlan:
+    """Return the plan of the streams of a config with this section `data`."""
+    config = Config.model_validate(
+        {
+            "base_model": "base",
+            "input_features": [{"name": "question", "type": "text"}],
+            "output_features": [{"name": "answer", "type": "text"}],
+            "trainer": {"type": "finetune", "max_steps": 1},
+            "data": data,
+        }
+    )
+    streams = training_streams(config, folder=folder)
+    assert streams is not None
+    return streams.plan(Fixed(4), num_groups=2)
+
+
+def test_a_stream_is_the_same_by_every_path_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "a", "csv")
+    paths = ("a/rows.csv", "./a/../a/rows.csv", str(tmp_path / "a" / "rows.csv"))
+    plans = [plan_of({"source": {"type": "csv", "path": path, "streaming": True}}, folder=tmp_path) for path in paths]
+    assert plans[0].fingerprint_inputs.keys() == {"stream"}
+    assert plans[0].fingerprint_inputs == plans[1].fingerprint_inputs == plans[2].fingerprint_inputs
+
+
 def test_labels_of_a_mix_start_with_the_names_of_its_sources(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -558,18 +584,7 @@ def test_labels_of_a_mix_start_with_the_names_of_its_sources(tmp_path: Path) -> 
     mix = [
         {"source": {"type": "csv", "path": f"{name}/rows.csv", "streaming": True}, "name": name} for name in ("a", "b")
     ]
-    config = Config.model_validate(
-        {
-            "base_model": "base",
-            "input_features": [{"name": "question", "type": "text"}],
-            "output_features": [{"name": "answer", "type": "text"}],
-            "trainer": {"type": "finetune", "max_steps": 1},
-            "data": {"mix": mix},
-        }
-    )
-    streams = training_streams(config, folder=tmp_path)
-    assert streams is not None
-    plan = streams.plan(Fixed(4), num_groups=2)
+    plan = plan_of({"mix": mix}, folder=tmp_path)
     rows = [row for group in range(2) for row in plan.reader(group, epoch=0).take(1000)]
 
     assert [stream.name for stream in plan.streams] == ["a", "b"]
