@@ -246,7 +246,7 @@ class ListStore:
         return len(self._rows)
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        return [dict(self._rows[i]) for i in indices.tolist()]
+        return [{str(name): value for name, value in self._rows[i].items()} for i in indices.tolist()]
 
 
 class ColumnStore:

@@ -78,6 +78,12 @@ def test_data_in_memory_gives_the_same_rows_and_fingerprint(dataset: Any, tmp_pa
     assert rows.fingerprint == open_rows(ROWS, folder=tmp_path).fingerprint
 
 
+def test_names_of_columns_that_are_numbers_become_texts() -> None:
+    rows = open_rows([{0: "n", "a": "x"}, {0: "m", "a": "y"}], folder=Path())
+    assert rows.columns == ("0", "a")
+    assert rows.get([1]) == [{"0": "m", "a": "y"}]
+
+
 def test_a_text_file_gives_its_lines(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbffirst\n\n  second \r\nbad \xff\n")
 
