@@ -289,6 +289,7 @@ def test_yes_removes_what_was_listed(call: Call) -> None:
 def test_old_runs_are_removed_and_files_of_the_user_reported(call: Call) -> None:
     for name in ("old", "mine"):
         make_run(name, status="failed")
+    Path("runs/old/evaluations.json").touch()  # of a trial
     Path("runs/mine/notes.txt").touch()
     code, out, err = call("runs", "clean", "runs", "--older-than", "0", "--yes")
     assert (code, err) == (0, "runs/mine holds other files, which are kept\n")
