@@ -174,6 +174,12 @@ def test_a_row_without_a_prediction_is_the_last_of_its_query() -> None:
     assert metrics.details() == {"queries": 2}
 
 
+def test_the_error_of_a_huge_score_is_infinite() -> None:
+    metrics = ScoreMetrics()
+    metrics.add(("a", 1e200), 0.5, valid=True)
+    assert metrics.results(1)["mse"] == np.inf
+
+
 @pytest.mark.parametrize(
     ("score", "reason"), [(3, "the score 3 is not between 0 and 1"), ("high", "'high' is not a number")]
 )

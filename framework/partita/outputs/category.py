@@ -261,4 +261,5 @@ def probabilities(scores: Mapping[str, float] | None) -> dict[str, float] | None
         return None
     best = max(scores.values())
     weights = {label: math.exp(score - best) for label, score in scores.items()}
-    return {label: weight / sum(weights.values()) for label, weight in weights.items()}
+    total = sum(weights.values())
+    return {label: weight / total for label, weight in weights.items()}

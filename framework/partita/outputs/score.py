@@ -70,7 +70,8 @@ class ScoreMetrics(Metrics):
         self.of_row = {"query": query}
         self.rankings.add(query.encode(), score=value if valid else -math.inf, relevance=score)
         if valid:
-            self.squares.append((value - score) ** 2)
+            error = value - score
+            self.squares.append(error * error)  # inf and no OverflowError, if it is too large
         return valid and math.isclose(value, score, rel_tol=1e-9, abs_tol=1e-12)
 
     def results(self, rows: int) -> dict[str, float]:
