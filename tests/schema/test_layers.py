@@ -92,7 +92,7 @@ def test_a_section_with_another_type_replaces_the_one_of_the_base() -> None:
 @pytest.mark.usefixtures("files")
 def test_a_type_from_a_variable_is_compared_by_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KIND", "adamw")
-    text = "extends: base.yaml\ntrainer: {optimizer: {type: '${KIND}', eps: 1e-6}}\n"
+    text = "extends: base.yaml\ntrainer: {optimizer: {type: '${KIND}', weight_decay: 0.1}}\n"
     assert finetune(load(text)).optimizer.betas == (0.9, 0.95)
     monkeypatch.setenv("KIND", "adafactor")
     assert finetune(load(text)).optimizer.betas is None

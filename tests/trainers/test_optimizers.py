@@ -91,6 +91,17 @@ def test_muon_updates_matrices_with_the_configured_momentum_and_adamw_the_rest(
     assert isinstance(adamw, torch.optim.AdamW)
 
 
+@pytest.mark.parametrize("size", [0.0, 0.01, 10.0])
+def test_steps_of_adafactor_have_the_size_of_the_learning_rate_whatever_the_size_of_the_weight(size: float) -> None:
+    weight = torch.nn.Parameter(torch.full((4, 3), size))
+    [optimizer] = build_optimizers(
+        Optimizer(type="adafactor"), {"lora_B.weight": weight}, learning_rate=0.01, device=torch.device("cpu")
+    )
+    weight.grad = torch.full_like(weight, 3.0)
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((4, 3), size - 0.01))
+
+
 def test_sgd_has_no_momentum_by_default() -> None:
     for options, momentum in (({}, 0.0), ({"momentum": 0.9, "nesterov": True}, 0.9)):
         _, [optimizer] = build(type="sgd", **options)

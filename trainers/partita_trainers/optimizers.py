@@ -100,7 +100,7 @@ def build_one(
     options: dict[str, Any] = {"lr": learning_rate}
     if config.betas is not None:
         options["betas"] = config.betas
-    if config.eps is not None and config.type != "adafactor":
+    if config.eps is not None:
         options["eps"] = config.eps
     match config.type:
         case "adamw":
@@ -114,8 +114,10 @@ def build_one(
                 param_groups, lr=learning_rate, momentum=momentum, nesterov=bool(config.nesterov), fused=config.fused
             )
         case "adafactor":
-            eps = (None, 1e-3 if config.eps is None else config.eps)
-            return torch.optim.Adafactor(param_groups, lr=learning_rate, eps=eps)
+            from transformers import Adafactor
+
+            # torch's multiplies the learning rate by the size of a weight, which is 0 for half of a new LoRA.
+            return Adafactor(param_groups, lr=learning_rate, scale_parameter=False, relative_step=False)
         case "schedule_free_adamw":
             import schedulefree
 

@@ -35,7 +35,8 @@ class Optimizer(ConfigModel):
         "sgd",
     ] = "adamw"
     """Optimizer algorithm. The 8-bit and paged optimizers and lion come from bitsandbytes. schedule_free_adamw needs no
-    learning rate schedule; its default decay is constant."""
+    learning rate schedule; its default decay is constant. adafactor keeps a row and a column of averages for each
+    matrix; its steps are as large as those of adamw."""
     betas: tuple[BelowOne, BelowOne] | None = None
     """Decay rates of the moving averages (adam family and lion). Default: the algorithm's own."""
     eps: Positive | None = None
@@ -74,7 +75,6 @@ class Optimizer(ConfigModel):
                 "adamw_8bit",
                 "paged_adamw",
                 "paged_adamw_8bit",
-                "adafactor",
                 "muon",
                 "schedule_free_adamw",
             },
