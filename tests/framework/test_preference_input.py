@@ -133,6 +133,24 @@ def test_a_resumed_run_computes_missing_references_again(tmp_path: Path) -> None
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.parametrize("kind", ["preference", "kto"])
+def test_a_resumed_run_computes_the_references_of_a_split_that_is_now_evaluated(tmp_path: Path, kind: str) -> None:
+    steps = {"steps_per_checkpoint": 1, "learning_rate_scheduler": {"decay": "none"}}
+    data = {"split": {"type": "random", "probabilities": [0.5, 0.25, 0.25]}}
+
+    def train(run: str, **trainer: Any) -> dict[str, dict[str, float]]:
+        path = write(tmp_path, kind, rows=PAIRS, data=data, trainer=steps | trainer)
+        return Model(path, quiet=True).train(run=tmp_path / run).metrics
+
+    train("run", max_steps=2, evaluate_test=False)
+    resumed = train("run", max_steps=4, evaluate_test=True)
+    straight = train("straight", max_steps=4, evaluate_test=True)
+    assert resumed["test"] == straight["test"]
+    known = [(tmp_path / name / "references.jsonl").read_bytes() for name in ("run", "straight")]
+    assert known[0] == known[1]
+    assert json.loads(known[0].splitlines()[0]) == {"steps": "all", "splits": ["test", "validation"]}
+
+
 @pytest.mark.long
 def test_a_resumed_run_balances_the_same_labels(tmp_path: Path) -> None:
     steps = {"max_steps": 4, "steps_per_checkpoint": 1, "learning_rate_scheduler": {"decay": "none"}}

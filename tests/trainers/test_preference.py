@@ -268,14 +268,14 @@ def test_a_run_with_more_steps_than_before_computes_the_missing_references(tmp_p
     assert resumed.lm.passes.index("training") == 2 * (3 - first) + 1  # of the evaluation, only the loss
     files = [work.run.folder.joinpath("references.jsonl").read_text() for work in (straight, resumed)]
     assert files[0] == files[1]
-    assert files[0].startswith('{"steps": "all"}\n')
+    assert files[0].startswith('{"steps": "all", "splits": ["validation"]}\n')
 
 
 def test_a_damaged_file_of_references_is_named(tmp_path: Path) -> None:
     work = Work(tmp_path / "run")
     file = tmp_path / "run" / "references.jsonl"
     good, bad = '{"row": "a", "log_probs": [-1.0, -2.0]}', '{"row": "b", "log_probs": [-1.0]}'
-    file.write_text(f'{{"steps": 4}}\n{good}\n{bad}\n', encoding="utf8")
+    file.write_text(f'{{"steps": 4, "splits": []}}\n{good}\n{bad}\n', encoding="utf8")
     with pytest.raises(ResumeError) as caught:
         work.train()
     assert str(caught.value) == (

@@ -21,7 +21,14 @@ from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import ObjectiveContext
 from partita_trainers.process_group import synchronized_errors
-from partita_trainers.references import FILE, ReferenceModel, References, read_references, write_references
+from partita_trainers.references import (
+    FILE,
+    KnownReferences,
+    ReferenceModel,
+    References,
+    read_references,
+    write_references,
+)
 from partita_trainers.step import open_steps
 from partita_trainers.training_probe import Begin, TakeStep, TrainingProbe
 
@@ -84,19 +91,23 @@ def prepare_references(run: "FinetuneRun", references: References, *, when: When
 
 
 def compute_before(run: "FinetuneRun", references: References) -> None:
-    """Read the references from the file of the run, compute those of further steps, and write the file."""
+    """Read the references from the file of the run, compute those of further steps and splits, and write the file."""
     group, path = run.process_group, run.run.folder / FILE
     known = group.run_on_rank_zero(lambda: read_references(path, answers=references.answers), "the references")
-    steps_known, references.log_probs = known or (0, {})
-    if known is not None and (steps_known is None or steps_known >= run.schedule.total):
+    references.log_probs = dict(known.log_probs)
+    steps, evaluated = known.steps, evaluated_splits(run)
+    has_steps = steps is None or steps >= run.schedule.total
+    if has_steps and known.splits.issuperset(evaluated):
         return
     started, rows_known = time.perf_counter(), len(references.log_probs)
     with run.engine.summon_full_params():
-        steps = compute_training_rows(run, references)
-        for split in evaluated_splits(run):
+        if not has_steps:
+            steps = compute_training_rows(run, references)
+        for split in evaluated:
             run.context.evaluate(split, False, 1, step=0)
     share(run, references)
-    group.run_on_rank_zero(lambda: write_references(path, steps, references.log_probs), "the references")
+    known = KnownReferences(steps, known.splits.union(evaluated), references.log_probs)
+    group.run_on_rank_zero(lambda: write_references(path, known), "the references")
     seconds, rows = time.perf_counter() - started, len(references.log_probs)
     computed = counted(rows - rows_known, "row")
     logger.info("computed the log-probabilities of %s before training in %.1f s", computed, seconds)

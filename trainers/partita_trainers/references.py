@@ -23,7 +23,7 @@ from partita_trainers.device_copies import to_device
 from partita_trainers.objective import ObjectiveContext
 
 FILE = "references.jsonl"
-"""Name of the file in the run directory: a line about the steps whose rows it has, and a line per row."""
+"""Name of the file in the run directory: a line about the steps and splits whose rows it has, and a line per row."""
 
 
 class ReferenceModel(LanguageModel, Protocol):
@@ -37,6 +37,18 @@ class ReferenceModel(LanguageModel, Protocol):
 
     def reference(self) -> AbstractContextManager[None]:
         """Compute with the weights of `keep_reference` inside the context, in evaluation mode, without gradients."""
+
+
+@dataclass(frozen=True)
+class KnownReferences:
+    """What a file of references holds."""
+
+    steps: int | None = 0
+    """The number of steps whose rows it has; None for all training rows."""
+    splits: frozenset[str] = frozenset()
+    """The splits other than that of training whose rows it has."""
+    log_probs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Log-probabilities by the digest of the row, one for each answer."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +85,8 @@ class References:
 
         Raises ResumeError if its file is damaged.
         """
-        known = None if run is None else read_references(run / FILE, answers=self.answers)
-        self.log_probs, self.recorded = {} if known is None else known[1], True
+        known = KnownReferences() if run is None else read_references(run / FILE, answers=self.answers)
+        self.log_probs, self.recorded = dict(known.log_probs), True
 
     def knows(self, batch: Batch) -> bool:
         """Return whether the log-probabilities of all rows of a batch are known."""
@@ -201,37 +213,40 @@ def row_digests(batch: Batch) -> list[str]:
     return result
 
 
-def write_references(path: Path, steps: int | None, log_probs: Mapping[str, tuple[float, ...]]) -> None:
-    """Write a line about the steps, and a line per row in an order that does not depend on the ranks."""
+def write_references(path: Path, known: KnownReferences) -> None:
+    """Write a line about steps and splits, and a line per row in an order that does not depend on the ranks."""
+    about = {"steps": "all" if known.steps is None else known.steps, "splits": sorted(known.splits)}
     with replacing(path) as file:
-        file.write(json.dumps({"steps": "all" if steps is None else steps}).encode() + b"\n")
-        for digest, values in sorted(log_probs.items()):
+        file.write(json.dumps(about).encode() + b"\n")
+        for digest, values in sorted(known.log_probs.items()):
             file.write(json.dumps({"row": digest, "log_probs": values}).encode() + b"\n")
 
 
-def read_references(path: Path, *, answers: int) -> tuple[int | None, dict[str, tuple[float, ...]]] | None:
-    """Return the content of a file: the steps whose rows it has, None for all, and the references by digest.
+def read_references(path: Path, *, answers: int) -> KnownReferences:
+    """Return the content of a file; nothing is known if it is missing.
 
     Args:
-        path: The file. If it is missing, the result is None.
+        path: The file.
         answers: A, answers of a row.
 
     Raises:
         ResumeError: The file is damaged.
     """
     if not path.exists():
-        return None
+        return KnownReferences()
     steps: int | None = 0
-    result = dict[str, tuple[float, ...]]()
+    splits = frozenset[str]()
+    log_probs = dict[str, tuple[float, ...]]()
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
                 record = json.loads(line)
                 if number == 1:
                     steps = None if record["steps"] == "all" else int(record["steps"])
+                    splits = frozenset(map(str, record["splits"]))
                     continue
                 values = tuple(map(float, record["log_probs"]))
-                result[str(record["row"])] = values
+                log_probs[str(record["row"])] = values
             except (ValueError, KeyError, TypeError):
                 values = ()
             if len(values) != answers:
@@ -239,4 +254,4 @@ def read_references(path: Path, *, answers: int) -> tuple[int | None, dict[str, 
                     f"line {number} of {path} is not a row's log-probabilities before training: remove the file, and "
                     "they are computed again"
                 )
-    return steps, result
+    return KnownReferences(steps, splits, log_probs)
