@@ -2,6 +2,7 @@
 
 import random
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,14 @@ def test_methods_are_called_in_the_order_of_the_training(make_work: Any) -> None
         *[("step", 3), ("step", 4), ("evaluate", 4), ("checkpoint", 4)],
         ("end", 4),
     ]
+
+
+def test_a_step_after_which_the_run_is_interrupted_is_saved_once(make_work: Any) -> None:
+    diary = Diary()
+    interrupt = on("on_step", lambda state: signal.raise_signal(signal.SIGINT) if state.step == 3 else None)
+    with pytest.raises(KeyboardInterrupt):
+        run(with_callbacks(make_work(max_steps=8, steps_per_checkpoint=4, skip_all_evaluation=True), diary, interrupt))
+    assert diary.calls[-2:] == [("step", 4), ("checkpoint", 4)]
 
 
 def test_a_callback_is_given_the_facts_of_the_run(make_work: Any) -> None:

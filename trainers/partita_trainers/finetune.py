@@ -280,17 +280,22 @@ class FinetuneRun:
                 tokens = outcome.stats.tokens
                 progress.advance(1, loss=outcome.loss, epoch=step.epoch, tokens_per_second=tokens / seconds)
                 self.callbacks.call("on_step", step=self.step, epoch=step.epoch, record=record)
-                self.maybe_evaluate_and_save(step, time_is_over=outcome.requests.checkpoint)
+                is_saved = self.maybe_evaluate_and_save(step, time_is_over=outcome.requests.checkpoint)
                 if self.stopped_early:
                     self.log_stop()
                     break
                 if outcome.requests.stop:
-                    self.save_checkpoint(step)
+                    if not is_saved:
+                        self.save_checkpoint(step)
                     logger.info("saved step %d of %d", self.step, total)
                     raise KeyboardInterrupt
 
-    def maybe_evaluate_and_save(self, global_batch: GlobalBatch, *, time_is_over: bool) -> None:
-        """Evaluate and save a checkpoint if due after this step, or if the last one has become too old."""
+    def maybe_evaluate_and_save(self, global_batch: GlobalBatch, *, time_is_over: bool) -> bool:
+        """Evaluate and save a checkpoint if due after this step, or if the last one has become too old.
+
+        Returns:
+            Whether a checkpoint was saved.
+        """
         improved = self.schedule.evaluation_is_due(self.step) and self.evaluate()
         self.stopped_early = self.should_stop
         due = improved or self.stopped_early or self.schedule.checkpoint_is_due(self.step)
@@ -299,6 +304,7 @@ class FinetuneRun:
                 self.timed_steps = [*self.timed_steps[-1:], self.step]
             self.save_checkpoint(global_batch)
             self.stopped_early = self.should_stop  # after a checkpoint, callbacks may ask to stop too
+        return due or time_is_over
 
     def evaluate(self) -> bool:
         """Evaluate and report metrics. Return whether the validation metric is the best so far."""
