@@ -110,4 +110,4 @@ def check_target_or_name(target: str, *, at: str = "") -> str:
 
 def is_target(target: str) -> bool:
     """Return whether the text is `module:Class`."""
-    return re.fullmatch(r"[\w.]+:\w+", target) is not None
+    return re.fullmatch(r"\w+(\.\w+)*:\w+", target) is not None

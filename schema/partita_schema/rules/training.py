@@ -105,7 +105,7 @@ def half_precision(config: ConfigSections) -> Iterator[Refusal]:
 
 def two_batch_sizes(config: ConfigSections) -> Iterator[Refusal]:
     """Yield a batch size that has no effect with a token budget."""
-    if config.data.batching.type == "token_budget" and isinstance(config.trainer.batch_size, int):
+    if config.trains and config.data.batching.type == "token_budget" and isinstance(config.trainer.batch_size, int):
         yield (
             "trainer.batch_size",
             "batch_size has no effect with data.batching: {type: token_budget}; write max_tokens or max_rows there",

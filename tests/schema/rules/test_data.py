@@ -169,6 +169,7 @@ def test_a_token_budget_with_a_batch_size_is_refused() -> None:
         "max_rows there"
     )
     assert problems(data) == []
+    assert problems(data, trainer={"type": "none", "batch_size": 8}) == [], "of evaluation and prediction"
 
 
 @pytest.mark.parametrize(
