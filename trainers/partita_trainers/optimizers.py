@@ -117,7 +117,10 @@ def build_one(
             from transformers import Adafactor
 
             # torch's multiplies the learning rate by the size of a weight, which is 0 for half of a new LoRA.
-            return Adafactor(param_groups, lr=learning_rate, scale_parameter=False, relative_step=False)
+            adafactor: torch.optim.Optimizer = Adafactor(
+                param_groups, lr=learning_rate, scale_parameter=False, relative_step=False
+            )
+            return adafactor
         case "schedule_free_adamw":
             import schedulefree
 

@@ -119,14 +119,15 @@ class DistributedGroup:
 class StoredText:
     """A `SharedText` in a store of torch.distributed. Without the store, nothing is written and the text is empty."""
 
-    store: dist.Store
+    store: Any
+    """A store of torch.distributed."""
     key: str
 
     def read(self) -> str:
         """Return the text."""
         with suppress(RuntimeError):
             if self.store.check([self.key]):
-                return self.store.get(self.key).decode()
+                return str(self.store.get(self.key), "utf8")
         return ""
 
     def write(self, text: str) -> None:
