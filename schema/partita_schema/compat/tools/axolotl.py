@@ -20,9 +20,7 @@ from partita_schema.compat.tools.rows import (
 from partita_schema.compat.tools.training_arguments import (
     SHARDING_KEYS,
     convert_attention,
-    convert_optimizer,
     convert_packed_attention,
-    convert_schedule,
     convert_sharding,
     convert_training,
     drop_dropout,
@@ -44,10 +42,8 @@ def convert_axolotl(conversion: Conversion) -> None:
     convert_model(conversion)
     convert_adapter(conversion, rl)
     rows = convert_datasets(conversion, rl)
-    convert_optimizer(conversion, key="optimizer")
-    convert_schedule(conversion, key="lr_scheduler")
     convert_lengths(conversion, rows)
-    convert_training(conversion)
+    convert_training(conversion, optimizer="optimizer", schedule="lr_scheduler")
     convert_preferences(conversion, rl)
     convert_sizes(conversion)
     convert_system_message(conversion, rows)

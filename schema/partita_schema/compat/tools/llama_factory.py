@@ -35,6 +35,7 @@ def convert_llama_factory(conversion: Conversion) -> None:
     convert_lengths(conversion, rows)
     convert_template(conversion, rows)
     if trains:
+        convert_muon(conversion)
         convert_training(conversion)
         convert_preferences(conversion, stage)
         convert_flags(conversion)
@@ -187,6 +188,13 @@ def convert_template(conversion: Conversion, rows: RowFormat) -> None:
             conversion.drop(key, Unneeded("documents have no chat template"))
 
 
+def convert_muon(conversion: Conversion) -> None:
+    """Convert the flag of Muon, which replaces the optimizer. Called before the options of the optimizer."""
+    if conversion.is_on("use_muon"):
+        conversion.move("use_muon", "trainer.optimizer.type", "muon")
+        conversion.drop("optim", Unneeded("use_muon is set"))
+
+
 def convert_flags(conversion: Conversion) -> None:
     """Convert the flags of training that LLaMA-Factory adds to those of TrainingArguments."""
     off = conversion.is_on("disable_gradient_checkpointing")
@@ -196,8 +204,6 @@ def convert_flags(conversion: Conversion) -> None:
         conversion.move("train_on_prompt", "trainer.completion_only_loss", False)
     if conversion.is_on("mask_history") and conversion.has("input_features"):
         conversion.move("mask_history", "data.dialogue.mode", "last_turn")
-    if conversion.is_on("use_muon"):
-        conversion.move("use_muon", "trainer.optimizer.type", "muon")
     if conversion.is_on("use_swanlab"):
         conversion.move("use_swanlab", "tracking", ["swanlab"])
     else:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from partita_schema.compat.tools.conversion import Conversion, Unneeded, names_of
+from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded, names_of
 from partita_schema.rules.sharding import ELEMENTWISE
 
 OPTIMIZERS = {
@@ -20,6 +20,8 @@ OPTIMIZERS = {
     "sgd": "sgd",
 }
 """Optimizers of transformers and axolotl, with the name here."""
+
+OPTIONS_OF_MUON = Missing("muon trains embeddings, biases and norms with adamw, whose betas and eps are the defaults")
 
 SCHEDULES = {
     "linear": "linear",
@@ -55,12 +57,18 @@ def convert_attention(conversion: Conversion) -> None:
     conversion.miss("attn_implementation", "write model_parameters.attention")
 
 
-def convert_training(conversion: Conversion) -> None:
-    """Convert the keys of TRAINING that are converted by rules."""
+def convert_training(conversion: Conversion, *, optimizer: str = "optim", schedule: str = "lr_scheduler_type") -> None:
+    """Convert the keys of TRAINING that are converted by rules.
+
+    Args:
+        conversion: The conversion.
+        optimizer: The tool's key of the optimizer.
+        schedule: The tool's key of the schedule of the learning rate.
+    """
     conversion.put("trainer.type", "finetune")
     convert_max_steps(conversion)
-    convert_optimizer(conversion, key="optim")
-    convert_schedule(conversion, key="lr_scheduler_type")
+    convert_optimizer(conversion, key=optimizer)
+    convert_schedule(conversion, key=schedule)
     convert_precision(conversion)
     for key in ("gradient_checkpointing",):
         if conversion.get(key) is not None:
@@ -86,6 +94,7 @@ def convert_max_steps(conversion: Conversion) -> None:
 
 
 def convert_optimizer(conversion: Conversion, *, key: str) -> None:
+    """Convert the optimizer, its options and the clipping of gradients."""
     name = conversion.get(key)
     if isinstance(name, str):
         name = name.removeprefix("OptimizerNames.").lower()
@@ -94,17 +103,23 @@ def convert_optimizer(conversion: Conversion, *, key: str) -> None:
         else:
             known = ", ".join(dict.fromkeys(OPTIMIZERS.values()))
             conversion.miss(key, f"{name} is not available, and adamw is used; others are {known}")
-    chosen = OPTIMIZERS.get(str(name), "adamw")
-    betas = [conversion.get("adam_beta1"), conversion.get("adam_beta2")]
-    if betas != [None, None] and "adam" in chosen:
-        pair = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
-        for beta in ("adam_beta1", "adam_beta2"):
-            conversion.move(beta, "trainer.optimizer.betas", pair)
-    if "adam" in chosen or chosen == "adafactor":
-        conversion.move("adam_epsilon", "trainer.optimizer.eps")
+    convert_optimizer_options(conversion, str(conversion.value("trainer.optimizer.type") or "adamw"))
     norm = conversion.get("max_grad_norm")
     if norm is not None:
         conversion.move("max_grad_norm", "trainer.gradient_clipping.clipglobalnorm", norm if norm else None)
+
+
+def convert_optimizer_options(conversion: Conversion, optimizer: str) -> None:
+    """Convert the options of Adam, which the tools also pass to other optimizers, but not to all."""
+    betas = [conversion.get("adam_beta1"), conversion.get("adam_beta2")]
+    if betas != [None, None] and "adam" in optimizer:
+        pair = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
+        for beta in ("adam_beta1", "adam_beta2"):
+            conversion.move(beta, "trainer.optimizer.betas", pair)
+    if "adam" in optimizer or optimizer == "adafactor":
+        conversion.move("adam_epsilon", "trainer.optimizer.eps")
+    for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        conversion.drop(key, OPTIONS_OF_MUON if optimizer == "muon" else Unneeded(f"{optimizer} does not use it"))
 
 
 def convert_schedule(conversion: Conversion, *, key: str) -> None:
