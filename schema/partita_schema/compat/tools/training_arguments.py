@@ -116,7 +116,7 @@ def convert_optimizer_options(conversion: Conversion, optimizer: str) -> None:
         pair = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
         for beta in ("adam_beta1", "adam_beta2"):
             conversion.move(beta, "trainer.optimizer.betas", pair)
-    if "adam" in optimizer or optimizer == "adafactor":
+    if "adam" in optimizer:
         conversion.move("adam_epsilon", "trainer.optimizer.eps")
     for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
         conversion.drop(key, OPTIONS_OF_MUON if optimizer == "muon" else Unneeded(f"{optimizer} does not use it"))

@@ -32,7 +32,7 @@ def unneeded(report: Report) -> dict[str, str]:
 
 
 @EVERY_TOOL
-@pytest.mark.parametrize("name", ["sgd"])
+@pytest.mark.parametrize("name", ["sgd", "adafactor"])
 def test_options_of_adam_that_an_optimizer_does_not_use_are_not_needed(
     name: str, tool: ToolName, tmp_path: Path
 ) -> None:
