@@ -111,11 +111,12 @@ def convert_optimizer(conversion: Conversion, *, key: str) -> None:
 
 def convert_optimizer_options(conversion: Conversion, optimizer: str) -> None:
     """Convert the options of Adam, which the tools also pass to other optimizers, but not to all."""
-    betas = [conversion.get("adam_beta1"), conversion.get("adam_beta2")]
-    if betas != [None, None] and "adam" in optimizer:
-        pair = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
+    if "adam" in optimizer or "lion" in optimizer:
+        betas = [conversion.get("adam_beta1", 0.9), conversion.get("adam_beta2", 0.999)]
         for beta in ("adam_beta1", "adam_beta2"):
-            conversion.move(beta, "trainer.optimizer.betas", pair)
+            conversion.move(beta, "trainer.optimizer.betas", betas)
+    if "lion" in optimizer:  # whose default here is that of bitsandbytes
+        conversion.default("adam_beta1 and adam_beta2", "trainer.optimizer.betas", [0.9, 0.999])
     if "adam" in optimizer:
         conversion.move("adam_epsilon", "trainer.optimizer.eps")
     for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):

@@ -43,6 +43,18 @@ def test_options_of_adam_that_an_optimizer_does_not_use_are_not_needed(
     assert unneeded(report) == dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), reason)
 
 
+@EVERY_TOOL
+@pytest.mark.parametrize(
+    ("keys", "betas"),
+    [("", (0.9, 0.999)), ("adam_beta2: 0.95\n", (0.9, 0.95)), ("adam_beta1: 0.8\n", (0.8, 0.999))],
+)
+def test_lion_has_the_betas_of_adam(keys: str, betas: tuple[float, float], tool: ToolName, tmp_path: Path) -> None:
+    found, report = optimizer(f"optimizer: lion_32bit\n{keys}", tool, tmp_path)
+    default = ("adam_beta1 and adam_beta2", "trainer.optimizer.betas", [0.9, 0.999])
+    assert found == {"type": "lion", "betas": betas}
+    assert (default in report.defaults) == (not keys)
+
+
 @pytest.mark.parametrize("name", ["lion_8bit", "paged_lion_8bit"])
 def test_lion_has_no_eps(name: str, tmp_path: Path) -> None:
     found, report = optimizer(f"optimizer: {name}\nadam_epsilon: 1.0e-5\n", "axolotl", tmp_path)
