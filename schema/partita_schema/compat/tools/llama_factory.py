@@ -28,9 +28,10 @@ def convert_llama_factory(conversion: Conversion) -> None:
     """
     refuse_stages(conversion)
     stage = str(conversion.get("stage", "sft"))
-    trains = conversion.is_on("do_train") or (conversion.get("dataset") and not conversion.is_on("do_predict"))
+    named = conversion.get("dataset") is not None
+    trains = conversion.is_on("do_train") or (named and not conversion.is_on("do_predict"))
     convert_model(conversion)
-    convert_method(conversion)
+    convert_method(conversion, trains=trains)
     rows = convert_datasets(conversion)
     convert_lengths(conversion, rows)
     convert_template(conversion, rows)
@@ -97,7 +98,7 @@ def convert_model(conversion: Conversion) -> None:
     )
 
 
-def convert_method(conversion: Conversion) -> None:
+def convert_method(conversion: Conversion, *, trains: bool) -> None:
     """Convert the adapter and the quantization."""
     bits, method = conversion.get("quantization_bit"), str(conversion.get("quantization_method", "bnb")).lower()
     if bits in (4, 8) and method in ("bnb", "bitsandbytes"):
@@ -113,7 +114,6 @@ def convert_method(conversion: Conversion) -> None:
             conversion.drop(key, Unneeded("there is no quantization to 4 bits"))
     kind = conversion.get("finetuning_type", "lora")
     trained = names_of(conversion.get("adapter_name_or_path", ""))
-    trains = conversion.is_on("do_train")
     if kind == "full" or (not trains and not trained):
         if "finetuning_type" in conversion.left:
             conversion.take("finetuning_type", "adapter: none")

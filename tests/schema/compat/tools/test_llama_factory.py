@@ -245,6 +245,17 @@ def test_quantization_and_options_of_lora_have_their_counterparts(folder: Path) 
     assert set(missing(report)) == {"quantization_bit", "quantization_method"}
 
 
+def test_a_file_that_names_a_dataset_trains_an_adapter_without_do_train(folder: Path) -> None:
+    written = HEAD.replace("do_train: true\n", "") + "dataset: identity\nlora_rank: 4\n"
+    config = config_of(written, folder)
+    assert isinstance(config.adapter, LoraAdapter)
+    assert (config.trainer.type, config.adapter.r) == ("finetune", 4)
+    config, report = converted("model_name_or_path: org/base\ndataset: identity\n", "llama_factory", folder)
+    assert config.adapter == LoraAdapter(type="lora", r=8, alpha=16)
+    assert ("finetuning_type", "adapter.type", "lora") in report.defaults
+    assert config_of(f"{written}do_predict: true\n", folder).adapter is None
+
+
 def test_pretraining_becomes_language_modelling_in_chunks(folder: Path) -> None:
     config = config_of(FILES["pretraining"], folder)
     assert config.plain_text
