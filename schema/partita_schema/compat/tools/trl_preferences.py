@@ -18,6 +18,8 @@ OTHER_VARIANTS = ("exo_pair", "aot", "aot_pair", "aot_unpaired", "discopop", "sf
 PROMPT_LENGTH = Missing(
     "write preprocessing.max_sequence_length at the input, or data.dialogue: {context_tokens: ...} for dialogues"
 )
+WITHOUT_TEMPLATE = "for texts without a chat template write text inputs and prompt.chat: false"
+"""What to write if rows are texts, to which TRL applies no chat template."""
 OTHER_LOSS = Unneeded("this loss does not have it")
 
 PREFERENCE_TABLE: Table = {
@@ -189,8 +191,8 @@ def rows_of(conversion: Conversion, method: str, row: Mapping[str, Any] | None) 
     """
     if row is None:
         conversion.note(
-            "the columns of the dataset are unknown: the file is for messages, and texts become messages as well; for "
-            "texts without a chat template write text inputs and prompt.chat: false"
+            "the columns of the dataset are unknown: the file is for messages, and texts become messages as well; "
+            f"{WITHOUT_TEMPLATE}"
         )
     answer = "completion" if method == "kto" else "chosen"
     if row is not None and isinstance(row.get(answer), str):
