@@ -64,6 +64,8 @@ DECIDING = (
     *("sync_ref_model", "ref_model_init_kwargs", "ref_adapter_name", "max_prompt_length", "use_weighting"),
 )
 """Keys that only files for trainers on preferences have."""
+KTO_LOSSES = ("kto", "apo_zero_unpaired")
+"""Values of `loss_type` of KTOConfig, of which the first is available and the default."""
 OWN_OF_KTO = ("desirable_weight", "undesirable_weight")
 OWN_OF_CPO = ("cpo_alpha", "simpo_gamma")
 
@@ -76,7 +78,7 @@ def method_of(conversion: Conversion, row: Mapping[str, Any] | None) -> str:
         row: The first row of the first dataset, if it is a local file.
     """
     losses = losses_of(conversion)
-    if any(key in conversion.left for key in OWN_OF_KTO) or losses == ["kto"]:
+    if any(key in conversion.left for key in OWN_OF_KTO) or set(losses) & {*KTO_LOSSES}:
         return "kto"
     if any(key in conversion.left for key in OWN_OF_CPO) or losses == ["simpo"]:
         return "simpo"
@@ -102,6 +104,8 @@ def unfit_loss(conversion: Conversion, method: str) -> str:
     """Return why the loss of a file is not available; empty if it is."""
     if method == "simpo" and losses_of(conversion) != ["simpo"]:
         return "of the losses of CPOConfig only simpo is available; write loss_type: simpo"
+    if method == "kto" and losses_of(conversion) not in ([], ["kto"]):
+        return "of the losses of KTOConfig only kto is available; write loss_type: kto"
     return ""
 
 

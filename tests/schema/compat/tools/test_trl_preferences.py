@@ -106,6 +106,13 @@ def test_a_guess_is_noted_and_other_losses_of_cpo_are_refused(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize("keys", ["", "desirable_weight: 2.0\n", "undesirable_weight: 2.0\nbeta: 0.2\n"])
+def test_other_losses_of_kto_are_refused(keys: str, tmp_path: Path) -> None:
+    assert refusal_of(f"{HEAD}loss_type: apo_zero_unpaired\n{keys}", "trl", tmp_path) == (
+        "original.yaml:3:1: loss_type: of the losses of KTOConfig only kto is available; write loss_type: kto"
+    )
+
+
 @pytest.mark.parametrize(
     ("keys", "row", "clean"),
     [
