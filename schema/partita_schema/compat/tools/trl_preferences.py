@@ -149,6 +149,11 @@ def convert_dpo(conversion: Conversion) -> None:
             conversion.put("trainer.loss.rpo_alpha", share)
             if "loss_weights" in conversion.left:
                 conversion.take("loss_weights", "trainer.loss.rpo_alpha")
+        if variants == ["bco_pair"]:
+            conversion.note(
+                "the loss bco_pair of TRL compares rewards with their running mean over all steps; here it compares "
+                "them with 0"
+            )
     elif losses:
         conversion.miss("loss_type", f"{', '.join(losses)} is not offered; write a variant of trainer.loss")
         conversion.miss("loss_weights", "losses are not combined")
