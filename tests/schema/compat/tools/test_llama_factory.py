@@ -373,6 +373,13 @@ def test_options_of_preferences_without_a_counterpart_are_listed(folder: Path) -
     assert missing(converted(FILES["dpo"], "llama_factory", folder)[1])["ref_model"] == reference
     ftx = "the loss of kto has no cross-entropy of the good answers next to it"
     assert missing(converted(FILES["kto"], "llama_factory", folder)[1])["pref_ftx"] == ftx
+    ftx = "the loss of orpo has no further cross-entropy of the chosen answers next to it"
+    assert missing(converted(FILES["orpo"], "llama_factory", folder)[1])["pref_ftx"] == ftx
+    report = converted(f"{FILES['simpo']}pref_ftx: 0.1\n", "llama_factory", folder)[1]
+    assert missing(report)["pref_ftx"] == ftx.replace("orpo", "simpo")
+    for name in ("orpo", "kto"):
+        _, report = converted(FILES[name].replace("pref_ftx: 0.1", "pref_ftx: 0.0"), "llama_factory", folder)
+        assert "pref_ftx: it is 0" in unneeded(report)
     config, report = converted(FILES["an unknown loss"], "llama_factory", folder)
     assert missing(report)["pref_loss"] == "kto_pair is not offered; write a variant of trainer.loss"
     assert config.output_features[0].more_columns == ("rejected",)
