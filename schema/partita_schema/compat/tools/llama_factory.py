@@ -45,7 +45,7 @@ def convert_llama_factory(conversion: Conversion) -> None:
     else:
         conversion.put("trainer.type", "none")
         drop_training(conversion)
-    convert_generation(conversion)
+    convert_generation(conversion, generates=stage == "sft" and (not trains or conversion.is_on("do_predict")))
     conversion.apply_table(later=SHARDING_KEYS)
     if trains:
         write_training_defaults(conversion, learning_rate=5e-5, checkpointing_key="disable_gradient_checkpointing")
@@ -227,20 +227,32 @@ def drop_training(conversion: Conversion) -> None:
             conversion.drop(key, Unneeded("the file trains nothing"))
 
 
-def convert_generation(conversion: Conversion) -> None:
-    """Convert options of sampling, which need `do_sample` here."""
-    sampled = [key for key in ("temperature", "top_p", "top_k") if conversion.get(key) is not None]
-    if conversion.get("do_sample") is False:
-        for key in sampled:
-            conversion.drop(key, Unneeded("do_sample is false"))
-        return
-    for key in sampled:
-        conversion.move(key, f"generation.{key}")
-    if sampled:
-        conversion.default("do_sample", "generation.do_sample", True)
-        conversion.left.pop("do_sample", None)
-        conversion.report.mapped += [("do_sample", "generation.do_sample")] if conversion.is_on("do_sample") else []
+SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
+"""Options of sampling with LLaMA-Factory's defaults."""
+
+
+def convert_generation(conversion: Conversion, *, generates: bool) -> None:
+    """Convert options of generation, of which those of sampling need `do_sample` here.
+
+    Args:
+        conversion: The conversion.
+        generates: Whether the file generates answers, so that LLaMA-Factory's defaults decide.
+    """
     beams = conversion.get("num_beams", conversion.get("eval_num_beams", 1))
     if isinstance(beams, int) and beams > 1:
         conversion.move("length_penalty", "generation.length_penalty")
     conversion.drop("length_penalty", Unneeded("there is no beam search"))
+    if generates:
+        conversion.drop("max_length", Unneeded("max_new_tokens decides, also with its default"))
+        conversion.default("max_new_tokens", "generation.max_new_tokens", 1024)
+        conversion.default("repetition_penalty", "generation.repetition_penalty", 1.0)
+    sampled = [key for key in SAMPLING if generates or conversion.get(key) is not None]
+    if conversion.get("do_sample") is False:
+        for key in sampled:
+            conversion.drop(key, Unneeded("do_sample is false"))
+    elif sampled:
+        conversion.move("do_sample", "generation.do_sample")
+        conversion.default("do_sample", "generation.do_sample", True)
+        for key in sampled:
+            conversion.move(key, f"generation.{key}")
+            conversion.default(key, f"generation.{key}", SAMPLING[key])

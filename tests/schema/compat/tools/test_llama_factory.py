@@ -426,6 +426,45 @@ def test_files_that_only_generate_keep_the_adapter_and_the_sampling(folder: Path
     assert set(missing(report)) == {"infer_backend", "template", "vllm_enforce_eager"}
 
 
+GENERATES = HEAD.replace("do_train", "do_predict") + "eval_dataset: identity\nadapter_name_or_path: org/adapter\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            "",
+            {"do_sample": True, "temperature": 0.95, "top_p": 0.7, "top_k": 50, "max_new_tokens": 1024},
+        ),
+        ("do_sample: false\ntemperature: 0.5\n", {"do_sample": False, "max_new_tokens": 1024}),
+        (
+            "do_sample: true\ntemperature: 0.5\nmax_length: 64\n",
+            {"do_sample": True, "temperature": 0.5, "top_p": 0.7, "top_k": 50, "max_new_tokens": 1024},
+        ),
+        (
+            "do_sample: false\nnum_beams: 4\nlength_penalty: 1.2\nmax_new_tokens: 8\n",
+            {"do_sample": False, "num_beams": 4, "length_penalty": 1.2, "max_new_tokens": 8},
+        ),
+    ],
+)
+def test_files_that_generate_have_the_defaults_of_llama_factory(
+    keys: str, expected: dict[str, object], folder: Path
+) -> None:
+    config, report = converted(f"{GENERATES}{keys}", "llama_factory", folder)
+    assert config.generation.model_dump(exclude_unset=True) == {**expected, "repetition_penalty": 1.0}
+    written = {path.removeprefix("generation."): value for _, path, value in report.defaults if "generation" in path}
+    assert written == {
+        key: value for key, value in {**expected, "repetition_penalty": 1.0}.items() if f"{key}:" not in keys
+    }
+    assert ("max_length: max_new_tokens decides, also with its default" in unneeded(report)) == ("max_length" in keys)
+
+
+def test_files_that_only_train_have_the_options_of_generation_that_they_name(folder: Path) -> None:
+    config = config_of(f"{LORA}do_sample: true\ntemperature: 0.5\n", folder)
+    assert config.generation.model_dump(exclude_unset=True) == {"do_sample": True, "temperature": 0.5}
+    assert config_of(LORA, folder).generation.model_fields_set == set()
+
+
 def test_zero_3_shards_the_weights(folder: Path) -> None:
     assert config_of(FILES["full with zero 3"], folder).backend == TorchrunBackendConfig(
         type="torchrun", sharding="full"
