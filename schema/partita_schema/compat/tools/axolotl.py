@@ -43,6 +43,7 @@ def convert_axolotl(conversion: Conversion) -> None:
     convert_adapter(conversion, rl)
     rows = convert_datasets(conversion, rl)
     convert_lengths(conversion, rows)
+    convert_batch_size(conversion)
     convert_training(conversion, optimizer="optimizer", schedule="lr_scheduler")
     convert_preferences(conversion, rl)
     convert_sizes(conversion)
@@ -283,6 +284,20 @@ def convert_long_rows(conversion: Conversion) -> None:
     conversion.miss("excess_length_strategy", f"{reason}; remove them from the data")
 
 
+def convert_batch_size(conversion: Conversion) -> None:
+    """Convert the rows of a step of one process to the number of micro-batches. Called before the micro-batch is."""
+    if conversion.get("gradient_accumulation_steps"):
+        conversion.drop("batch_size", Unneeded("gradient_accumulation_steps is set"))
+    rows, micro = conversion.get("batch_size"), conversion.get("micro_batch_size", 1)
+    if rows is not None:
+        conversion.note(
+            "gradient_accumulation_steps is batch_size divided by micro_batch_size; versions of axolotl in which it is "
+            "1 by default do not read batch_size: write 1 for what they train"
+        )
+    whole = isinstance(rows, int) and isinstance(micro, int) and micro > 0
+    conversion.move("batch_size", "trainer.gradient_accumulation_steps", rows // micro if whole else rows)
+
+
 def convert_sizes(conversion: Conversion) -> None:
     if conversion.get("evals_per_epoch") == 0:
         conversion.move("evals_per_epoch", "trainer.skip_all_evaluation", True)
@@ -291,9 +306,6 @@ def convert_sizes(conversion: Conversion) -> None:
         conversion.move("train_on_inputs", "trainer.completion_only_loss", False)
     else:
         conversion.drop("train_on_inputs", Unneeded("it is off"))
-    if conversion.get("batch_size") is not None and conversion.get("gradient_accumulation_steps") is None:
-        conversion.move("batch_size", "trainer.effective_batch_size")
-    conversion.drop("batch_size", Unneeded("micro_batch_size and gradient_accumulation_steps are set"))
 
 
 def convert_system_message(conversion: Conversion, rows: RowFormat) -> None:
@@ -330,8 +342,7 @@ def convert_trackers(conversion: Conversion) -> None:
 def write_defaults(conversion: Conversion) -> None:
     """Write out axolotl's defaults that differ from those of partita."""
     conversion.default("micro_batch_size", "trainer.batch_size", 1)
-    if not conversion.has("trainer.effective_batch_size"):
-        conversion.default("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", 1)
+    conversion.default("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", 1)
     if not conversion.has("trainer.max_steps"):
         conversion.default("num_epochs", "trainer.epochs", 1)
     write_schedule_defaults(conversion, key="lr_scheduler", decay="cosine", warmup=None)

@@ -155,7 +155,7 @@ AXOLOTL_KEYS: Table = {
     "pose_*": Missing("positions are those of the rows"),
     # training
     "micro_batch_size": To("trainer.batch_size"),
-    "batch_size": By("trainer.effective_batch_size"),
+    "batch_size": By("trainer.gradient_accumulation_steps"),
     "eval_batch_size": To("trainer.eval_batch_size"),
     "num_epochs": To("trainer.epochs"),
     "optimizer": By("trainer.optimizer.type"),
