@@ -44,7 +44,7 @@ def convert_axolotl(conversion: Conversion) -> None:
     rows = convert_datasets(conversion, rl)
     convert_lengths(conversion, rows)
     convert_batch_size(conversion)
-    convert_training(conversion, optimizer="optimizer", schedule="lr_scheduler")
+    convert_training(conversion, precision="auto", logging_steps=10, optimizer="optimizer", schedule="lr_scheduler")
     convert_preferences(conversion, rl)
     convert_sizes(conversion)
     convert_system_message(conversion, rows)

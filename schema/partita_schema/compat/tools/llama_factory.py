@@ -37,7 +37,7 @@ def convert_llama_factory(conversion: Conversion) -> None:
     convert_template(conversion, rows)
     if trains:
         convert_muon(conversion)
-        convert_training(conversion)
+        convert_training(conversion, precision="no", logging_steps=500)
         convert_preferences(conversion, stage)
         convert_flags(conversion)
         note_repeated_turns(conversion, rows)

@@ -57,11 +57,20 @@ def convert_attention(conversion: Conversion) -> None:
     conversion.miss("attn_implementation", "write model_parameters.attention")
 
 
-def convert_training(conversion: Conversion, *, optimizer: str = "optim", schedule: str = "lr_scheduler_type") -> None:
+def convert_training(
+    conversion: Conversion,
+    *,
+    precision: str,
+    logging_steps: int,
+    optimizer: str = "optim",
+    schedule: str = "lr_scheduler_type",
+) -> None:
     """Convert the keys of TRAINING that are converted by rules.
 
     Args:
         conversion: The conversion.
+        precision: The data type of the tool if the file has no bf16, and no fp16 that is on.
+        logging_steps: The tool's number of steps between losses that are logged, if the file has none.
         optimizer: The tool's key of the optimizer.
         schedule: The tool's key of the schedule of the learning rate.
     """
@@ -69,11 +78,11 @@ def convert_training(conversion: Conversion, *, optimizer: str = "optim", schedu
     convert_max_steps(conversion)
     convert_optimizer(conversion, key=optimizer)
     convert_schedule(conversion, key=schedule)
-    convert_precision(conversion)
+    convert_precision(conversion, precision)
     for key in ("gradient_checkpointing",):
         if conversion.get(key) is not None:
             conversion.move(key, "trainer.gradient_checkpointing", conversion.is_on(key))
-    convert_intervals(conversion)
+    convert_intervals(conversion, logging_steps)
     convert_tracking(conversion)
     if conversion.is_on("group_by_length"):
         conversion.move("group_by_length", "data.batching.type", "bucket")
@@ -217,9 +226,12 @@ def write_training_defaults(conversion: Conversion, *, learning_rate: float, che
     conversion.default("load_best_model_at_end", "trainer.restore_best", False)
 
 
-def convert_precision(conversion: Conversion) -> None:
-    """Convert the flags of the data types; bf16 wins, as in the tools."""
-    bf16, fp16 = conversion.get("bf16"), conversion.get("fp16")
+def convert_precision(conversion: Conversion, precision: str) -> None:
+    """Convert the flags of the data types; bf16 wins, as in the tools.
+
+    Without it, and with fp16 off, `precision` is used, as by default.
+    """
+    bf16 = conversion.get("bf16")
     if bf16 == "auto":
         conversion.move("bf16", "trainer.mixed_precision", "auto")
         conversion.drop("fp16", Unneeded("bf16 is set"))
@@ -229,12 +241,11 @@ def convert_precision(conversion: Conversion) -> None:
     elif conversion.is_on("fp16"):
         conversion.move("fp16", "trainer.mixed_precision", "fp16")
         conversion.move("bf16", "trainer.mixed_precision", "fp16")
-    elif bf16 is not None or fp16 is not None:
-        for key in ("bf16", "fp16"):
-            conversion.move(key, "trainer.mixed_precision", "no")
+    for key in ("bf16", "fp16"):
+        conversion.move(key, "trainer.mixed_precision", precision if bf16 is None else "no")
 
 
-def convert_intervals(conversion: Conversion) -> None:
+def convert_intervals(conversion: Conversion, logging_steps: int) -> None:
     """Convert how often evaluations and checkpoints take place."""
     for what, keys, steps_path, epoch_path in (
         ("eval", ("eval_strategy", "evaluation_strategy"), "steps_per_evaluation", "evaluations_per_epoch"),
@@ -254,9 +265,7 @@ def convert_intervals(conversion: Conversion) -> None:
         elif strategy:
             path = f"trainer.{steps_path}"
             if conversion.get(steps_key) is None:
-                logged = conversion.get("logging_steps") if what == "eval" else None  # as TrainingArguments does
-                whole = isinstance(logged, int) and not isinstance(logged, bool) and logged > 0
-                conversion.default(steps_key, path, logged if whole else 500)
+                conversion.default(steps_key, path, 500 if what == "save" else logged_steps(conversion, logging_steps))
             conversion.report.mapped.append((conversion.name(strategy), path))
             conversion.left.pop(strategy)
         convert_steps(conversion, steps_key, f"trainer.{steps_path}")
@@ -265,6 +274,18 @@ def convert_intervals(conversion: Conversion) -> None:
         conversion.move("metric_for_best_model", "trainer.validation_metric", "loss")
     elif metric is not None:
         conversion.miss("metric_for_best_model", "write trainer.validation_metric; metrics have other names here")
+
+
+def logged_steps(conversion: Conversion, default: int) -> int:
+    """Return the steps between losses that are logged, and thus between evaluations if no key sets these."""
+    written = conversion.get("logging_steps")
+    if isinstance(written, float) and 0 < written < 1:
+        conversion.note(
+            f"logging_steps is a share of all steps, which is not available, so evaluations are {default} steps apart; "
+            "write trainer.steps_per_evaluation"
+        )
+    whole = isinstance(written, float | int) and not isinstance(written, bool) and 1 <= written < math.inf
+    return int(written) if whole else default
 
 
 def never(what: str) -> dict[str, object]:

@@ -65,7 +65,7 @@ def convert_trl(conversion: Conversion) -> None:
     if not method:
         convert_loss(conversion, rows)
         note_repeated_turns(conversion, rows)
-    convert_training(conversion)
+    convert_training(conversion, precision="bf16", logging_steps=10)
     if method:
         convert_preferences(conversion, method)
     processes = conversion.get("num_processes")
