@@ -24,7 +24,7 @@ from partita_schema.compat.tools.training_arguments import (
     convert_sharding,
     convert_training,
     drop_dropout,
-    move_local_model,
+    move_local_path,
     write_default_length,
     write_schedule_defaults,
 )
@@ -77,7 +77,7 @@ def method_of(conversion: Conversion) -> str:
 
 def convert_model(conversion: Conversion) -> None:
     """Convert the base model, its kernels and its data type."""
-    move_local_model(conversion, "base_model")
+    move_local_path(conversion, "base_model", "base_model")
     template = conversion.get("chat_template")
     if template is not None:
         entry = TEMPLATE if "tokenizer_default" not in str(template) else Unneeded("it is that of the model")
@@ -122,6 +122,7 @@ def convert_adapter(conversion: Conversion, rl: str) -> None:
     kind = conversion.get("adapter")
     if kind in ("lora", "qlora"):
         conversion.move("adapter", "adapter.type", "lora")
+        move_local_path(conversion, "lora_model_dir", "adapter.pretrained_adapter_weights")
         if rl:
             drop_dropout(conversion)
         convert_targets(conversion)

@@ -39,16 +39,16 @@ TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tenso
 
 def convert_base_model(conversion: Conversion) -> None:
     """Convert the name of the model and its revision, as transformers' tools write them."""
-    move_local_model(conversion, "model_name_or_path")
+    move_local_path(conversion, "model_name_or_path", "base_model")
     if conversion.get("model_revision") == "main":
         conversion.drop("model_revision", Unneeded("it is the default"))
 
 
-def move_local_model(conversion: Conversion, key: str) -> None:
-    """Convert the name of the model if it is a local path, which becomes relative to the written file."""
-    base = conversion.get(key)
-    if isinstance(base, str) and (local := conversion.local(base)) is not None:
-        conversion.move(key, "base_model", local)
+def move_local_path(conversion: Conversion, key: str, path: str) -> None:
+    """Convert the name of a model or an adapter if it is a local path, which becomes relative to the written file."""
+    name = conversion.get(key)
+    if isinstance(name, str) and (local := conversion.local(name)) is not None:
+        conversion.move(key, path, local)
 
 
 def convert_attention(conversion: Conversion) -> None:

@@ -552,3 +552,16 @@ def test_local_files_are_found_from_the_folder_of_the_converted_file(
     assert config_of(text, tmp_path / "sub").data.source == "../rows.jsonl"
     files = text.replace("path: rows.jsonl, ds_type: json", "path: json, data_files: [rows.jsonl]")
     assert config_of(files, tmp_path).data.source == "rows.jsonl"
+
+
+def test_the_folder_of_an_adapter_is_found_from_that_of_the_converted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for written, expected in (("./trained", "../trained"), ("org/adapter", "org/adapter")):
+        text = f"{HEAD}{TAIL}adapter: lora\nlora_target_linear: true\nlora_model_dir: {written}\n"
+        adapter = config_of(text, tmp_path / "sub").adapter
+        assert adapter is not None
+        assert adapter.pretrained_adapter_weights == expected
