@@ -144,6 +144,9 @@ def convert_adapter(conversion: Conversion, kind: str, trained: list[str]) -> No
             conversion.put("adapter.pretrained_adapter_weights", local)
         if len(trained) > 1:
             conversion.note("only the first adapter is loaded; merge the others into the base model")
+    others = ("lora_", "pissa_", "use_dora", "use_rslora") if kind == "oft" else ("oft_",)
+    for key in [key for key in conversion.left if key.startswith(others)]:
+        conversion.drop(key, Unneeded(f"finetuning_type is {kind}"))
     key = "oft_target" if kind == "oft" else "lora_target"
     names = names_of(conversion.get(key, "all"))
     conversion.move(key, "adapter.target_modules", "all-linear" if names == ["all"] else names)

@@ -245,6 +245,34 @@ def test_quantization_and_options_of_lora_have_their_counterparts(folder: Path) 
     assert set(missing(report)) == {"quantization_bit", "quantization_method"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "dropped"),
+    [
+        (
+            "oft",
+            "oft_block_size: 16\nlora_rank: 8\nlora_alpha: 16\nlora_dropout: 0.1\nlora_target: all\nuse_dora: false\n",
+            ["lora_alpha", "lora_dropout", "lora_rank", "lora_target"],
+        ),
+        (
+            "lora",
+            "lora_rank: 4\noft_rank: 2\noft_block_size: 16\noft_target: all\n",
+            ["oft_block_size", "oft_rank", "oft_target"],
+        ),
+    ],
+)
+def test_options_of_another_kind_of_adapter_are_not_needed(
+    kind: str, more: str, dropped: list[str], folder: Path
+) -> None:
+    text = FILES["oft"].replace("oft_block_size: 32\noft_target: all\n", more).replace("type: oft", f"type: {kind}")
+    config, report = converted(text, "llama_factory", folder)
+    reason = f"finetuning_type is {kind}"
+    assert sorted(one for one in unneeded(report) if one.endswith(reason)) == [f"{key}: {reason}" for key in dropped]
+    if kind == "oft":
+        assert config.adapter == OftAdapter(type="oft", oft_block_size=16, target_modules="all-linear")
+    else:
+        assert config.adapter == LoraAdapter(type="lora", r=4, alpha=8, target_modules="all-linear")
+
+
 def test_a_file_that_names_a_dataset_trains_an_adapter_without_do_train(folder: Path) -> None:
     written = HEAD.replace("do_train: true\n", "") + "dataset: identity\nlora_rank: 4\n"
     config = config_of(written, folder)
