@@ -471,6 +471,11 @@ def test_a_batch_size_below_that_of_a_micro_batch_is_an_error(tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize(("written", "compiles"), [("auto", True), ("true", True), ("false", False)])
+def test_torch_compile_may_be_auto(written: str, compiles: bool, tmp_path: Path) -> None:
+    assert finetune(config_of(f"{HEAD}{TAIL}torch_compile: {written}\n", tmp_path)).compile is compiles
+
+
 def test_trackers_with_a_project_are_kept_and_their_options_are_for_the_environment(tmp_path: Path) -> None:
     config, report = converted(FILES["trackers"], "axolotl", tmp_path)
     assert config.tracking == ("wandb", "mlflow")
