@@ -163,12 +163,13 @@ def test_no_rows_are_held_out_next_to_a_dataset_for_validation(tmp_path: Path) -
     rows = f"model_name_or_path: org/model\ndataset_dir: {tmp_path}\ndataset: a\neval_dataset: a\n"
     tests = AXOLOTL % "" + "test_datasets: [{path: org/b, type: chat_template}]\n"
     for tool, text, key in (("axolotl", tests, "val_set_size"), ("llama_factory", rows, "val_size")):
-        for more in ("", f"{key}: 0.1\n"):
+        for more in ("", f"{key}: 0.1\n", f"{key}: 0\n"):
             config, report = converted(text + more, tool, tmp_path)  # type: ignore[arg-type]
             assert config.data.validation is not None
             assert isinstance(config.data.split, RandomSplit)
             assert config.data.split.probabilities == (1, 0, 0)
-            assert missing(report) == ({key: "there is a dataset for validation"} if more else {})
+            assert missing(report) == ({key: "there is a dataset for validation"} if "0.1" in more else {})
+            assert ((key, "data.split", 0) in report.defaults) == (not more)
 
 
 @pytest.mark.parametrize(
