@@ -5,6 +5,7 @@ that gives the reason. Keys that Ludwig does not have are kept, and reported as 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from partita_schema.compat.aliases import ELSEWHERE_TYPES, NOT_YET_TYPES
 from partita_schema.compat.ludwig_adapters import convert_adapter
@@ -27,6 +28,11 @@ def convert_ludwig(root: Node) -> tuple[Problem, ...]:
     """Convert a Ludwig tree in place. Return warnings in file order."""
     warnings = [*Converter(root).run()]
     return tuple(sorted(warnings, key=lambda problem: (problem.line or 0, problem.column or 0)))
+
+
+def origin_of(old: str, node: Node) -> str:
+    """Return the origin of a value that Ludwig's key `old` has set."""
+    return f"ludwig: {old}" + (f" ({node.key_position})" if node.key_position else "")
 
 
 class Converter:
@@ -135,7 +141,7 @@ class Converter:
             yield self.warning(tuple(old.split(".")), node, f"has no effect, because {new} is set as well")
             return
         node.written = old
-        node.origin = f"ludwig: {old}" + (f" ({node.key_position})" if node.key_position else "")
+        node.origin = origin_of(old, node)
         if key == "mixed_precision" and isinstance(node.value, bool):
             node.value, node.text = ("auto" if node.value else "no"), None
         parent = self.root
@@ -229,12 +235,16 @@ class Converter:
             for key in [key for key in section if key in training]:
                 yield from self.take_out(("trainer", key), "nothing is trained with type: none")
         yield from self.batch_sizes(section)
-        never = section.get("skip_all_evaluation")
-        if never is not None and never.value is True:
-            yield from self.take_out(("trainer", "eval_steps"), "skip_all_evaluation is true")
+        yield from self.take_out(
+            ("trainer", "eval_steps"),
+            "an evaluation measures all validation rows; write steps_per_evaluation for the steps between evaluations",
+        )
         if kind is not None and kind.value in NOT_YET_TYPES["trainer"]:
             return
+        if "max_steps" in section and section["max_steps"].written == "trainer.train_steps":
+            yield from self.take_out(("trainer", "epochs"), "train_steps is set")
         self.numbers_for_never(section)
+        self.evaluations(section)
         yield from self.schedule()
         yield from self.optimizer()
         yield from self.validation_metric(section)
@@ -257,14 +267,23 @@ class Converter:
         stop = section.get("early_stop")
         if stop is not None and stop.value == -1:
             stop.value, stop.text = 0, None
-        for key in ("steps_per_checkpoint", "eval_steps"):
+        for key in ("steps_per_checkpoint", "checkpoints_per_epoch"):  # 0 is once per epoch, the default here
             if key in section and section[key].value == 0:
                 del section[key]
-        if "eval_steps" in section:
-            section["steps_per_evaluation"] = section.pop("eval_steps")
         decay = self.at("trainer.learning_rate_scheduler.decay")
         if decay is not None and decay.value in (None, False):
             decay.value, decay.text = "none", None
+
+    def evaluations(self, section: dict[str, Node]) -> None:
+        """Evaluate at each checkpoint, as Ludwig does, unless the file has a key of partita for evaluations."""
+        keys = {"steps_per_checkpoint": "steps_per_evaluation", "checkpoints_per_epoch": "evaluations_per_epoch"}
+        never = section.get("skip_all_evaluation")
+        if (never is not None and never.value is True) or any(key in section for key in keys.values()):
+            return
+        for saved, evaluated in keys.items():
+            if saved in section:
+                node, old = section[saved], f"trainer.{saved}"
+                section[evaluated] = replace(node, written=old, origin=origin_of(old, node))
 
     def schedule(self) -> Iterator[Problem]:
         """Take out keys of the exponential schedule, which Ludwig writes next to any other one."""

@@ -32,7 +32,7 @@ def convert_hyperopt(root: dict[str, Node]) -> Iterator[tuple[Path, str]]:
     convert_parameters(sweep["parameters"])
     convert_metric(section, sweep)
     yield from convert_search(section, sweep, all_listed=all_listed)
-    yield from convert_executor(section, sweep)
+    yield from convert_executor(section, sweep, metric_problem=unmeasured_metric(root, sweep))
     yield from ((("hyperopt", key), "a sweep does not use it") for key in list(section) if key != "executor")
     moved = Node(sweep, node.position, node.key_position, written="hyperopt")
     moved.origin = f"ludwig: hyperopt ({node.key_position})" if node.key_position else "ludwig: hyperopt"
@@ -103,8 +103,37 @@ def convert_search(section: dict[str, Node], sweep: dict[str, Node], *, all_list
         del section["split"]
 
 
-def convert_executor(section: dict[str, Node], sweep: dict[str, Node]) -> Iterator[tuple[Path, str]]:
-    """Move the number of trials, and choose the pruner of a scheduler."""
+def unmeasured_metric(root: dict[str, Node], sweep: dict[str, Node]) -> str:
+    """Return why trials cannot be stopped early by the metric of the sweep; empty if they can.
+
+    While a trial trains, only the loss and trainer.validation_metric are computed.
+    """
+    metric = sweep.get("metric", Node("loss")).value
+    trainer, outputs = root.get("trainer", Node({})), root.get("output_features", Node([]))
+    validated, field, first = (
+        None if node is None else node.value
+        for node in (
+            trainer.find(("validation_metric",)),
+            trainer.find(("validation_field",)),
+            outputs.find((0, "name")),
+        )
+    )
+    own = f"{first if field in (None, 'combined') else field}.{validated}"
+    if metric == "loss" or own == (metric if "." in str(metric) else f"{first}.{metric}"):
+        return ""
+    return f"{metric} is not computed while a trial trains; write it as trainer.validation_metric"
+
+
+def convert_executor(
+    section: dict[str, Node], sweep: dict[str, Node], *, metric_problem: str
+) -> Iterator[tuple[Path, str]]:
+    """Move the number of trials, and choose the pruner of a scheduler.
+
+    Args:
+        section: The section of Ludwig.
+        sweep: The section here.
+        metric_problem: Why trials cannot be stopped early by the metric; empty if they can.
+    """
     node = section.get("executor")
     if node is None:
         return
@@ -124,7 +153,9 @@ def convert_executor(section: dict[str, Node], sweep: dict[str, Node]) -> Iterat
     kind = scheduler.find(("type",)) if scheduler is not None else None
     pruner = "successive_halving" if kind is not None and kind.value in HALVING else None
     pruner = pruner or (SCHEDULERS.get(str(kind.value)) if kind is not None else None)
-    if pruner is not None and scheduler is not None and "metric" not in sweep:
+    if pruner is not None and metric_problem:
+        reasons["scheduler"] = metric_problem
+    elif pruner is not None and scheduler is not None:
         del executor["scheduler"]
         sweep["pruner"] = Node({"type": Node(pruner, scheduler.position)}, scheduler.position, scheduler.key_position)
     elif kind is not None and kind.value == "fifo":

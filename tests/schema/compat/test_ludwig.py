@@ -195,10 +195,49 @@ def test_prompt_tuning_and_its_metric_are_translated() -> None:
     assert f"15: {message}" in warnings_of(file)
 
 
-def test_steps_between_evaluations_that_are_skipped_give_a_warning() -> None:
-    file = load_config(HEAD + "trainer: {type: finetune, skip_all_evaluation: true, eval_steps: 5}\n")
-    assert finetune(file.config).steps_per_evaluation is None
-    assert warnings_of(file) == ["5: trainer.eval_steps: has no effect here: skip_all_evaluation is true"]
+@pytest.mark.parametrize("keys", ["type: finetune", "type: finetune, skip_all_evaluation: true", "type: none"])
+def test_a_limit_of_the_steps_of_an_evaluation_has_no_effect(keys: str) -> None:
+    file = load_config(HEAD + f"trainer: {{{keys}, eval_steps: 5}}\n")
+    assert "steps_per_evaluation" not in file.config.trainer.model_fields_set
+    reason = "an evaluation measures all validation rows; write steps_per_evaluation for the steps between evaluations"
+    assert warnings_of(file) == [f"5: trainer.eval_steps: has no effect here: {reason}"]
+
+
+def test_steps_of_training_replace_the_epochs() -> None:
+    file = load_config(HEAD + "trainer: {type: finetune, train_steps: 200, epochs: 3}\n")
+    assert (finetune(file.config).max_steps, finetune(file.config).epochs) == (200, None)
+    assert warnings_of(file) == ["5: trainer.epochs: has no effect here: train_steps is set"]
+    both = finetune(load_config(HEAD + "trainer: {type: finetune, max_steps: 200, epochs: 3}\n").config)
+    assert (both.max_steps, both.epochs) == (200, 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("checkpoints_per_epoch: 0", {}),
+        ("checkpoints_per_epoch: 0, steps_per_checkpoint: 0", {}),
+        ("checkpoints_per_epoch: 4", {"checkpoints_per_epoch": 4, "evaluations_per_epoch": 4}),
+        (
+            "checkpoints_per_epoch: 0, steps_per_checkpoint: 50",
+            {"steps_per_checkpoint": 50, "steps_per_evaluation": 50},
+        ),
+        (
+            "steps_per_checkpoint: 50, evaluations_per_epoch: 2",
+            {"steps_per_checkpoint": 50, "evaluations_per_epoch": 2},
+        ),
+        (
+            "steps_per_checkpoint: 50, skip_all_evaluation: true",
+            {"steps_per_checkpoint": 50, "skip_all_evaluation": True},
+        ),
+    ],
+)
+def test_evaluations_take_place_at_checkpoints_and_0_is_once_per_epoch(keys: str, expected: dict[str, object]) -> None:
+    file = load_config(HEAD + f"trainer: {{type: finetune, {keys}}}\n")
+    trainer = finetune(file.config)
+    assert trainer.model_dump(exclude_unset=True) == {"type": "finetune", **expected}
+    assert file.warnings == ()
+    if "steps_per_evaluation" in expected:
+        assert file.origins["trainer.steps_per_evaluation"].startswith("ludwig: trainer.steps_per_checkpoint (")
 
 
 @pytest.mark.parametrize("kind", ["none", "finetune"])

@@ -90,6 +90,38 @@ def test_schedulers_that_stop_trials_are_pruners() -> None:
     assert loaded.warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("trainer", "metric", "problem"),
+    [
+        ("", "metric: loss", ""),
+        ("", "metric: perplexity", ""),
+        ("validation_metric: accuracy", "metric: accuracy, output_feature: b", ""),
+        ("validation_metric: accuracy, validation_field: b", "metric: accuracy, output_feature: b", ""),
+        ("validation_metric: accuracy, validation_field: b", "metric: accuracy, output_feature: combined", ""),
+        ("", "metric: accuracy, output_feature: b", "b.accuracy"),
+        ("validation_metric: accuracy, validation_field: c", "metric: accuracy", "accuracy"),
+        ("validation_metric: macro_f1", "metric: accuracy, output_feature: b", "b.accuracy"),
+    ],
+)
+def test_trials_are_stopped_by_a_metric_that_is_computed_while_they_train(
+    trainer: str, metric: str, problem: str
+) -> None:
+    head = HEAD.replace("{type: finetune}", f"{{type: finetune, {trainer}}}")
+    head = head.replace("{name: b, type: category}", "{name: b, type: category}, {name: c, type: category}")
+    hyperopt = (
+        "{parameters: {adapter.r: {space: choice, categories: [8, 16]}}, "
+        f"{metric}, executor: {{scheduler: {{type: async_hyperband}}}}}}"
+    )
+    loaded = load_config(f"{head}hyperopt: {hyperopt}\n")
+    assert loaded.config.sweep is not None
+    assert (loaded.config.sweep.pruner is None) == bool(problem)
+    reason = (
+        f"has no effect here: {problem} is not computed while a trial trains; write it as trainer.validation_metric"
+    )
+    expected = [f"hyperopt.executor.scheduler: {reason}"] if problem else []
+    assert [f"{one.path}: {one.message}" for one in loaded.warnings] == expected
+
+
 def test_an_unknown_search_algorithm_is_replaced_with_a_warning() -> None:
     sweep, loaded = load("{adapter.r: {space: choice, categories: [8]}}", "  search_alg: {type: skopt}\n")
     assert sweep.sampler == "tpe"

@@ -20,13 +20,11 @@ from partita_schema.compat.tools.rows import (
 from partita_schema.compat.tools.training_arguments import (
     SHARDING_KEYS,
     convert_attention,
-    convert_optimizer,
     convert_packed_attention,
-    convert_schedule,
     convert_sharding,
     convert_training,
     drop_dropout,
-    move_local_model,
+    move_local_path,
     write_default_length,
     write_schedule_defaults,
 )
@@ -44,10 +42,9 @@ def convert_axolotl(conversion: Conversion) -> None:
     convert_model(conversion)
     convert_adapter(conversion, rl)
     rows = convert_datasets(conversion, rl)
-    convert_optimizer(conversion, key="optimizer")
-    convert_schedule(conversion, key="lr_scheduler")
     convert_lengths(conversion, rows)
-    convert_training(conversion)
+    convert_batch_size(conversion)
+    convert_training(conversion, precision="auto", logging_steps=10, optimizer="optimizer", schedule="lr_scheduler")
     convert_preferences(conversion, rl)
     convert_sizes(conversion)
     convert_system_message(conversion, rows)
@@ -80,7 +77,7 @@ def method_of(conversion: Conversion) -> str:
 
 def convert_model(conversion: Conversion) -> None:
     """Convert the base model, its kernels and its data type."""
-    move_local_model(conversion, "base_model")
+    move_local_path(conversion, "base_model", "base_model")
     template = conversion.get("chat_template")
     if template is not None:
         entry = TEMPLATE if "tokenizer_default" not in str(template) else Unneeded("it is that of the model")
@@ -125,6 +122,7 @@ def convert_adapter(conversion: Conversion, rl: str) -> None:
     kind = conversion.get("adapter")
     if kind in ("lora", "qlora"):
         conversion.move("adapter", "adapter.type", "lora")
+        move_local_path(conversion, "lora_model_dir", "adapter.pretrained_adapter_weights")
         if rl:
             drop_dropout(conversion)
         convert_targets(conversion)
@@ -287,6 +285,20 @@ def convert_long_rows(conversion: Conversion) -> None:
     conversion.miss("excess_length_strategy", f"{reason}; remove them from the data")
 
 
+def convert_batch_size(conversion: Conversion) -> None:
+    """Convert the rows of a step of one process to the number of micro-batches. Called before the micro-batch is."""
+    if conversion.get("gradient_accumulation_steps"):
+        conversion.drop("batch_size", Unneeded("gradient_accumulation_steps is set"))
+    rows, micro = conversion.get("batch_size"), conversion.get("micro_batch_size", 1)
+    if rows is not None:
+        conversion.note(
+            "gradient_accumulation_steps is batch_size divided by micro_batch_size; versions of axolotl in which it is "
+            "1 by default do not read batch_size: write 1 for what they train"
+        )
+    whole = isinstance(rows, int) and isinstance(micro, int) and micro > 0
+    conversion.move("batch_size", "trainer.gradient_accumulation_steps", rows // micro if whole else rows)
+
+
 def convert_sizes(conversion: Conversion) -> None:
     if conversion.get("evals_per_epoch") == 0:
         conversion.move("evals_per_epoch", "trainer.skip_all_evaluation", True)
@@ -295,9 +307,6 @@ def convert_sizes(conversion: Conversion) -> None:
         conversion.move("train_on_inputs", "trainer.completion_only_loss", False)
     else:
         conversion.drop("train_on_inputs", Unneeded("it is off"))
-    if conversion.get("batch_size") is not None and conversion.get("gradient_accumulation_steps") is None:
-        conversion.move("batch_size", "trainer.effective_batch_size")
-    conversion.drop("batch_size", Unneeded("micro_batch_size and gradient_accumulation_steps are set"))
 
 
 def convert_system_message(conversion: Conversion, rows: RowFormat) -> None:
@@ -334,8 +343,7 @@ def convert_trackers(conversion: Conversion) -> None:
 def write_defaults(conversion: Conversion) -> None:
     """Write out axolotl's defaults that differ from those of partita."""
     conversion.default("micro_batch_size", "trainer.batch_size", 1)
-    if not conversion.has("trainer.effective_batch_size"):
-        conversion.default("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", 1)
+    conversion.default("gradient_accumulation_steps", "trainer.gradient_accumulation_steps", 1)
     if not conversion.has("trainer.max_steps"):
         conversion.default("num_epochs", "trainer.epochs", 1)
     write_schedule_defaults(conversion, key="lr_scheduler", decay="cosine", warmup=None)

@@ -154,8 +154,9 @@ AXOLOTL_KEYS: Table = {
     "use_pose": Missing("positions are those of the rows"),
     "pose_*": Missing("positions are those of the rows"),
     # training
+    "torch_compile": To("trainer.compile", {"auto": True}),
     "micro_batch_size": To("trainer.batch_size"),
-    "batch_size": By("trainer.effective_batch_size"),
+    "batch_size": By("trainer.gradient_accumulation_steps"),
     "eval_batch_size": To("trainer.eval_batch_size"),
     "num_epochs": To("trainer.epochs"),
     "optimizer": By("trainer.optimizer.type"),

@@ -28,14 +28,16 @@ def convert_llama_factory(conversion: Conversion) -> None:
     """
     refuse_stages(conversion)
     stage = str(conversion.get("stage", "sft"))
-    trains = conversion.is_on("do_train") or (conversion.get("dataset") and not conversion.is_on("do_predict"))
+    named = conversion.get("dataset") is not None
+    trains = conversion.is_on("do_train") or (named and not conversion.is_on("do_predict"))
     convert_model(conversion)
-    convert_method(conversion)
+    convert_method(conversion, trains=trains)
     rows = convert_datasets(conversion)
     convert_lengths(conversion, rows)
     convert_template(conversion, rows)
     if trains:
-        convert_training(conversion)
+        convert_muon(conversion)
+        convert_training(conversion, precision="no", logging_steps=500)
         convert_preferences(conversion, stage)
         convert_flags(conversion)
         note_repeated_turns(conversion, rows)
@@ -43,7 +45,7 @@ def convert_llama_factory(conversion: Conversion) -> None:
     else:
         conversion.put("trainer.type", "none")
         drop_training(conversion)
-    convert_generation(conversion)
+    convert_generation(conversion, generates=stage == "sft" and (not trains or conversion.is_on("do_predict")))
     conversion.apply_table(later=SHARDING_KEYS)
     if trains:
         write_training_defaults(conversion, learning_rate=5e-5, checkpointing_key="disable_gradient_checkpointing")
@@ -96,7 +98,7 @@ def convert_model(conversion: Conversion) -> None:
     )
 
 
-def convert_method(conversion: Conversion) -> None:
+def convert_method(conversion: Conversion, *, trains: bool) -> None:
     """Convert the adapter and the quantization."""
     bits, method = conversion.get("quantization_bit"), str(conversion.get("quantization_method", "bnb")).lower()
     if bits in (4, 8) and method in ("bnb", "bitsandbytes"):
@@ -112,7 +114,6 @@ def convert_method(conversion: Conversion) -> None:
             conversion.drop(key, Unneeded("there is no quantization to 4 bits"))
     kind = conversion.get("finetuning_type", "lora")
     trained = names_of(conversion.get("adapter_name_or_path", ""))
-    trains = conversion.is_on("do_train")
     if kind == "full" or (not trains and not trained):
         if "finetuning_type" in conversion.left:
             conversion.take("finetuning_type", "adapter: none")
@@ -143,6 +144,9 @@ def convert_adapter(conversion: Conversion, kind: str, trained: list[str]) -> No
             conversion.put("adapter.pretrained_adapter_weights", local)
         if len(trained) > 1:
             conversion.note("only the first adapter is loaded; merge the others into the base model")
+    others = ("lora_", "pissa_", "use_dora", "use_rslora") if kind == "oft" else ("oft_",)
+    for key in [key for key in conversion.left if key.startswith(others)]:
+        conversion.drop(key, Unneeded(f"finetuning_type is {kind}"))
     key = "oft_target" if kind == "oft" else "lora_target"
     names = names_of(conversion.get(key, "all"))
     conversion.move(key, "adapter.target_modules", "all-linear" if names == ["all"] else names)
@@ -187,6 +191,13 @@ def convert_template(conversion: Conversion, rows: RowFormat) -> None:
             conversion.drop(key, Unneeded("documents have no chat template"))
 
 
+def convert_muon(conversion: Conversion) -> None:
+    """Convert the flag of Muon, which replaces the optimizer. Called before the options of the optimizer."""
+    if conversion.is_on("use_muon"):
+        conversion.move("use_muon", "trainer.optimizer.type", "muon")
+        conversion.drop("optim", Unneeded("use_muon is set"))
+
+
 def convert_flags(conversion: Conversion) -> None:
     """Convert the flags of training that LLaMA-Factory adds to those of TrainingArguments."""
     off = conversion.is_on("disable_gradient_checkpointing")
@@ -196,8 +207,6 @@ def convert_flags(conversion: Conversion) -> None:
         conversion.move("train_on_prompt", "trainer.completion_only_loss", False)
     if conversion.is_on("mask_history") and conversion.has("input_features"):
         conversion.move("mask_history", "data.dialogue.mode", "last_turn")
-    if conversion.is_on("use_muon"):
-        conversion.move("use_muon", "trainer.optimizer.type", "muon")
     if conversion.is_on("use_swanlab"):
         conversion.move("use_swanlab", "tracking", ["swanlab"])
     else:
@@ -221,20 +230,32 @@ def drop_training(conversion: Conversion) -> None:
             conversion.drop(key, Unneeded("the file trains nothing"))
 
 
-def convert_generation(conversion: Conversion) -> None:
-    """Convert options of sampling, which need `do_sample` here."""
-    sampled = [key for key in ("temperature", "top_p", "top_k") if conversion.get(key) is not None]
-    if conversion.get("do_sample") is False:
-        for key in sampled:
-            conversion.drop(key, Unneeded("do_sample is false"))
-        return
-    for key in sampled:
-        conversion.move(key, f"generation.{key}")
-    if sampled:
-        conversion.default("do_sample", "generation.do_sample", True)
-        conversion.left.pop("do_sample", None)
-        conversion.report.mapped += [("do_sample", "generation.do_sample")] if conversion.is_on("do_sample") else []
+SAMPLING = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
+"""Options of sampling with LLaMA-Factory's defaults."""
+
+
+def convert_generation(conversion: Conversion, *, generates: bool) -> None:
+    """Convert options of generation, of which those of sampling need `do_sample` here.
+
+    Args:
+        conversion: The conversion.
+        generates: Whether the file generates answers, so that LLaMA-Factory's defaults decide.
+    """
     beams = conversion.get("num_beams", conversion.get("eval_num_beams", 1))
     if isinstance(beams, int) and beams > 1:
         conversion.move("length_penalty", "generation.length_penalty")
     conversion.drop("length_penalty", Unneeded("there is no beam search"))
+    if generates:
+        conversion.drop("max_length", Unneeded("max_new_tokens decides, also with its default"))
+        conversion.default("max_new_tokens", "generation.max_new_tokens", 1024)
+        conversion.default("repetition_penalty", "generation.repetition_penalty", 1.0)
+    sampled = [key for key in SAMPLING if generates or conversion.get(key) is not None]
+    if conversion.get("do_sample") is False:
+        for key in sampled:
+            conversion.drop(key, Unneeded("do_sample is false"))
+    elif sampled:
+        conversion.move("do_sample", "generation.do_sample")
+        conversion.default("do_sample", "generation.do_sample", True)
+        for key in sampled:
+            conversion.move(key, f"generation.{key}")
+            conversion.default(key, f"generation.{key}", SAMPLING[key])

@@ -1,6 +1,6 @@
 """Conversion of LLaMA-Factory's stages dpo, kto and rm."""
 
-from partita_schema.compat.tools.conversion import Conversion, Unneeded
+from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded
 from partita_schema.compat.tools.rows import RowFormat
 from partita_schema.compat.tools.training_arguments import drop_dropout
 from partita_schema.compat.tools.training_arguments_keys import NO_REFERENCE
@@ -35,7 +35,7 @@ def convert_preferences(conversion: Conversion, stage: str) -> None:
         conversion.move("pref_beta", "trainer.beta")
         conversion.move("kto_chosen_weight", "trainer.desirable_weight")
         conversion.move("kto_rejected_weight", "trainer.undesirable_weight")
-        conversion.miss("pref_ftx", "the loss of kto has no cross-entropy of the good answers next to it")
+        drop_cross_entropy(conversion, "the loss of kto has no cross-entropy of the good answers next to it")
     for key in ("ref_model", "ref_model_adapters", "ref_model_quantization_bit"):
         conversion.drop(key, NO_REFERENCE)
     if stage in TRAINERS:
@@ -65,3 +65,10 @@ def convert_pair_loss(conversion: Conversion) -> None:
         conversion.move("pref_ftx", "trainer.loss.rpo_alpha")
         if written == "sigmoid":
             conversion.move("dpo_label_smoothing", "trainer.loss.label_smoothing")
+    drop_cross_entropy(conversion, f"the loss of {kind} has no further cross-entropy of the chosen answers next to it")
+
+
+def drop_cross_entropy(conversion: Conversion, reason: str) -> None:
+    """Drop the weight of a cross-entropy that a loss does not have here; LLaMA-Factory adds it to every loss."""
+    entry = Missing(reason) if conversion.get("pref_ftx") else Unneeded("it is 0")
+    conversion.drop("pref_ftx", entry)

@@ -202,8 +202,8 @@ def put_split(conversion: Conversion, validation: float, *, at: Node | None = No
 
 def convert_validation_size(conversion: Conversion, key: str) -> None:
     """Convert the share of rows that are held out; without one, or with a number of rows, all rows are trained on."""
-    size = conversion.get(key, 0)
-    if conversion.has("data.validation"):
+    named, size = key in conversion.left, conversion.get(key, 0)
+    if conversion.has("data.validation") and size:
         conversion.miss(key, "there is a dataset for validation")
     is_share = isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size < 1
     if key in conversion.left and is_share:
@@ -211,7 +211,7 @@ def convert_validation_size(conversion: Conversion, key: str) -> None:
         put_split(conversion, float(size), at=node, written=conversion.name(key))
         return
     put_split(conversion, 0.0)
-    if key not in conversion.left:
+    if not named:
         conversion.report.defaults.append((key, "data.split", 0))
     conversion.miss(
         key,

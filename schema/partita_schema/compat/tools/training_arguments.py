@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from partita_schema.compat.tools.conversion import Conversion, Unneeded, names_of
+from partita_schema.compat.tools.conversion import Conversion, Missing, Unneeded, names_of
 from partita_schema.rules.sharding import ELEMENTWISE
 
 OPTIMIZERS = {
@@ -20,6 +20,8 @@ OPTIMIZERS = {
     "sgd": "sgd",
 }
 """Optimizers of transformers and axolotl, with the name here."""
+
+OPTIONS_OF_MUON = Missing("muon trains embeddings, biases and norms with adamw, whose betas and eps are the defaults")
 
 SCHEDULES = {
     "linear": "linear",
@@ -37,16 +39,16 @@ TRACKERS = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tenso
 
 def convert_base_model(conversion: Conversion) -> None:
     """Convert the name of the model and its revision, as transformers' tools write them."""
-    move_local_model(conversion, "model_name_or_path")
+    move_local_path(conversion, "model_name_or_path", "base_model")
     if conversion.get("model_revision") == "main":
         conversion.drop("model_revision", Unneeded("it is the default"))
 
 
-def move_local_model(conversion: Conversion, key: str) -> None:
-    """Convert the name of the model if it is a local path, which becomes relative to the written file."""
-    base = conversion.get(key)
-    if isinstance(base, str) and (local := conversion.local(base)) is not None:
-        conversion.move(key, "base_model", local)
+def move_local_path(conversion: Conversion, key: str, path: str) -> None:
+    """Convert the name of a model or an adapter if it is a local path, which becomes relative to the written file."""
+    name = conversion.get(key)
+    if isinstance(name, str) and (local := conversion.local(name)) is not None:
+        conversion.move(key, path, local)
 
 
 def convert_attention(conversion: Conversion) -> None:
@@ -55,17 +57,32 @@ def convert_attention(conversion: Conversion) -> None:
     conversion.miss("attn_implementation", "write model_parameters.attention")
 
 
-def convert_training(conversion: Conversion) -> None:
-    """Convert the keys of TRAINING that are converted by rules."""
+def convert_training(
+    conversion: Conversion,
+    *,
+    precision: str,
+    logging_steps: int,
+    optimizer: str = "optim",
+    schedule: str = "lr_scheduler_type",
+) -> None:
+    """Convert the keys of TRAINING that are converted by rules.
+
+    Args:
+        conversion: The conversion.
+        precision: The data type of the tool if the file has no bf16, and no fp16 that is on.
+        logging_steps: The tool's number of steps between losses that are logged, if the file has none.
+        optimizer: The tool's key of the optimizer.
+        schedule: The tool's key of the schedule of the learning rate.
+    """
     conversion.put("trainer.type", "finetune")
     convert_max_steps(conversion)
-    convert_optimizer(conversion, key="optim")
-    convert_schedule(conversion, key="lr_scheduler_type")
-    convert_precision(conversion)
+    convert_optimizer(conversion, key=optimizer)
+    convert_schedule(conversion, key=schedule)
+    convert_precision(conversion, precision)
     for key in ("gradient_checkpointing",):
         if conversion.get(key) is not None:
             conversion.move(key, "trainer.gradient_checkpointing", conversion.is_on(key))
-    convert_intervals(conversion)
+    convert_intervals(conversion, logging_steps)
     convert_tracking(conversion)
     if conversion.is_on("group_by_length"):
         conversion.move("group_by_length", "data.batching.type", "bucket")
@@ -86,6 +103,7 @@ def convert_max_steps(conversion: Conversion) -> None:
 
 
 def convert_optimizer(conversion: Conversion, *, key: str) -> None:
+    """Convert the optimizer, its options and the clipping of gradients."""
     name = conversion.get(key)
     if isinstance(name, str):
         name = name.removeprefix("OptimizerNames.").lower()
@@ -94,17 +112,24 @@ def convert_optimizer(conversion: Conversion, *, key: str) -> None:
         else:
             known = ", ".join(dict.fromkeys(OPTIMIZERS.values()))
             conversion.miss(key, f"{name} is not available, and adamw is used; others are {known}")
-    chosen = OPTIMIZERS.get(str(name), "adamw")
-    betas = [conversion.get("adam_beta1"), conversion.get("adam_beta2")]
-    if betas != [None, None] and "adam" in chosen:
-        pair = [0.9 if betas[0] is None else betas[0], 0.999 if betas[1] is None else betas[1]]
-        for beta in ("adam_beta1", "adam_beta2"):
-            conversion.move(beta, "trainer.optimizer.betas", pair)
-    if "adam" in chosen or chosen == "adafactor":
-        conversion.move("adam_epsilon", "trainer.optimizer.eps")
+    convert_optimizer_options(conversion, str(conversion.value("trainer.optimizer.type") or "adamw"))
     norm = conversion.get("max_grad_norm")
     if norm is not None:
         conversion.move("max_grad_norm", "trainer.gradient_clipping.clipglobalnorm", norm if norm else None)
+
+
+def convert_optimizer_options(conversion: Conversion, optimizer: str) -> None:
+    """Convert the options of Adam, which the tools also pass to other optimizers, but not to all."""
+    if "adam" in optimizer or "lion" in optimizer:
+        betas = [conversion.get("adam_beta1", 0.9), conversion.get("adam_beta2", 0.999)]
+        for beta in ("adam_beta1", "adam_beta2"):
+            conversion.move(beta, "trainer.optimizer.betas", betas)
+    if "lion" in optimizer:  # whose default here is that of bitsandbytes
+        conversion.default("adam_beta1 and adam_beta2", "trainer.optimizer.betas", [0.9, 0.999])
+    if "adam" in optimizer:
+        conversion.move("adam_epsilon", "trainer.optimizer.eps")
+    for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        conversion.drop(key, OPTIONS_OF_MUON if optimizer == "muon" else Unneeded(f"{optimizer} does not use it"))
 
 
 def convert_schedule(conversion: Conversion, *, key: str) -> None:
@@ -201,9 +226,12 @@ def write_training_defaults(conversion: Conversion, *, learning_rate: float, che
     conversion.default("load_best_model_at_end", "trainer.restore_best", False)
 
 
-def convert_precision(conversion: Conversion) -> None:
-    """Convert the flags of the data types; bf16 wins, as in the tools."""
-    bf16, fp16 = conversion.get("bf16"), conversion.get("fp16")
+def convert_precision(conversion: Conversion, precision: str) -> None:
+    """Convert the flags of the data types; bf16 wins, as in the tools.
+
+    Without it, and with fp16 off, `precision` is used, as by default.
+    """
+    bf16 = conversion.get("bf16")
     if bf16 == "auto":
         conversion.move("bf16", "trainer.mixed_precision", "auto")
         conversion.drop("fp16", Unneeded("bf16 is set"))
@@ -213,12 +241,11 @@ def convert_precision(conversion: Conversion) -> None:
     elif conversion.is_on("fp16"):
         conversion.move("fp16", "trainer.mixed_precision", "fp16")
         conversion.move("bf16", "trainer.mixed_precision", "fp16")
-    elif bf16 is not None or fp16 is not None:
-        for key in ("bf16", "fp16"):
-            conversion.move(key, "trainer.mixed_precision", "no")
+    for key in ("bf16", "fp16"):
+        conversion.move(key, "trainer.mixed_precision", precision if bf16 is None else "no")
 
 
-def convert_intervals(conversion: Conversion) -> None:
+def convert_intervals(conversion: Conversion, logging_steps: int) -> None:
     """Convert how often evaluations and checkpoints take place."""
     for what, keys, steps_path, epoch_path in (
         ("eval", ("eval_strategy", "evaluation_strategy"), "steps_per_evaluation", "evaluations_per_epoch"),
@@ -238,9 +265,7 @@ def convert_intervals(conversion: Conversion) -> None:
         elif strategy:
             path = f"trainer.{steps_path}"
             if conversion.get(steps_key) is None:
-                logged = conversion.get("logging_steps") if what == "eval" else None  # as TrainingArguments does
-                whole = isinstance(logged, int) and not isinstance(logged, bool) and logged > 0
-                conversion.default(steps_key, path, logged if whole else 500)
+                conversion.default(steps_key, path, 500 if what == "save" else logged_steps(conversion, logging_steps))
             conversion.report.mapped.append((conversion.name(strategy), path))
             conversion.left.pop(strategy)
         convert_steps(conversion, steps_key, f"trainer.{steps_path}")
@@ -249,6 +274,18 @@ def convert_intervals(conversion: Conversion) -> None:
         conversion.move("metric_for_best_model", "trainer.validation_metric", "loss")
     elif metric is not None:
         conversion.miss("metric_for_best_model", "write trainer.validation_metric; metrics have other names here")
+
+
+def logged_steps(conversion: Conversion, default: int) -> int:
+    """Return the steps between losses that are logged, and thus between evaluations if no key sets these."""
+    written = conversion.get("logging_steps")
+    if isinstance(written, float) and 0 < written < 1:
+        conversion.note(
+            f"logging_steps is a share of all steps, which is not available, so evaluations are {default} steps apart; "
+            "write trainer.steps_per_evaluation"
+        )
+    whole = isinstance(written, float | int) and not isinstance(written, bool) and 1 <= written < math.inf
+    return int(written) if whole else default
 
 
 def never(what: str) -> dict[str, object]:

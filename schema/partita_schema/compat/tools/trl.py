@@ -3,6 +3,7 @@ ORPO and SimPO."""
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from partita_schema.compat.tools.training_arguments import (
 )
 from partita_schema.compat.tools.trl_keys import OTHER_TRAINERS
 from partita_schema.compat.tools.trl_preferences import (
+    WITHOUT_TEMPLATE,
     convert_dropout,
     convert_preferences,
     losses_of,
@@ -63,7 +65,7 @@ def convert_trl(conversion: Conversion) -> None:
     if not method:
         convert_loss(conversion, rows)
         note_repeated_turns(conversion, rows)
-    convert_training(conversion)
+    convert_training(conversion, precision="bf16", logging_steps=10)
     if method:
         convert_preferences(conversion, method)
     processes = conversion.get("num_processes")
@@ -149,10 +151,7 @@ def convert_rows(conversion: Conversion, method: str) -> RowFormat:
     sources = [source_of(conversion, entry) for entry in entries]
     row = first_row(conversion, entries[0]) if entries else None
     node = conversion.left.get(key)
-    if method:
-        rows = rows_of(conversion, method, row)
-    else:
-        rows = format_of(conversion, None if row is None else tuple(row), named=bool(entries))
+    rows = rows_of(conversion, method, row) if method else format_of(conversion, row, named=bool(entries))
     if entries and node is not None:
         put_sources(conversion, [FoundSource(source, node) for source in sources])
         conversion.take(key, "data.source" if len(sources) == 1 else "data.mix")
@@ -233,26 +232,32 @@ def first_row(conversion: Conversion, entry: dict[str, Any]) -> dict[str, Any] |
     return row if isinstance(row, dict) else None
 
 
-def format_of(conversion: Conversion, columns: tuple[str, ...] | None, *, named: bool) -> RowFormat:
-    """Return the format of the rows from their columns or from the keys of the file; TRL looks at the columns."""
+def format_of(conversion: Conversion, row: Mapping[str, Any] | None, *, named: bool) -> RowFormat:
+    """Return the format of the rows from the first one or from the keys of the file; TRL looks at the columns."""
     field = str(conversion.get("dataset_text_field", "text"))
-    if columns is not None:
-        if "messages" in columns or "conversations" in columns:
+    if row is not None:
+        if "messages" in row or "conversations" in row:
             conversion.drop("dataset_text_field", Unneeded("rows are dialogues"))
-            return RowFormat("dialogue", column="messages" if "messages" in columns else "conversations")
-        if {"prompt", "completion"} <= set(columns):
+            return RowFormat("dialogue", column="messages" if "messages" in row else "conversations")
+        if {"prompt", "completion"} <= set(row):
             conversion.drop("dataset_text_field", Unneeded("rows have a prompt and a completion"))
+            if isinstance(row["completion"], str):
+                return RowFormat("prompt", inputs=("prompt",), output="completion", chat=False)
             return RowFormat("dialogue", column="messages", form="prompt_completion")
-        if field in columns:
+        if field in row:
             return document(conversion, field)
     if "dataset_text_field" in conversion.left:
         return document(conversion, field)
     if conversion.is_on("completion_only_loss"):
+        conversion.note(
+            f"the columns of the dataset are unknown: prompts and completions become messages; {WITHOUT_TEMPLATE}"
+        )
         return RowFormat("dialogue", column="messages", form="prompt_completion")
     if named and not conversion.is_on("assistant_only_loss"):
         conversion.note(
-            "the columns of the dataset are unknown: the file is for dialogues, or prompts with completions; for a "
-            "column of plain text write dataset_text_field into the original and convert it again"
+            "the columns of the dataset are unknown: the file is for dialogues, or prompts with completions, which "
+            f"become messages; {WITHOUT_TEMPLATE}, and for a column of plain text write dataset_text_field into the "
+            "original and convert it again"
         )
     return RowFormat("dialogue", column="messages")
 
@@ -335,7 +340,7 @@ def convert_loss(conversion: Conversion, rows: RowFormat) -> None:
     written = conversion.get("completion_only_loss")
     if written is not None:
         conversion.move("completion_only_loss", "trainer.completion_only_loss")
-    elif rows.form != "prompt_completion":
+    elif rows.kind == "dialogue" and rows.form != "prompt_completion":
         conversion.default("assistant_only_loss: false", "trainer.completion_only_loss", False)
         conversion.note(
             "TRL's loss is on all tokens of a dialogue unless assistant_only_loss is set; remove "

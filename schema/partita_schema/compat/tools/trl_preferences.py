@@ -18,6 +18,8 @@ OTHER_VARIANTS = ("exo_pair", "aot", "aot_pair", "aot_unpaired", "discopop", "sf
 PROMPT_LENGTH = Missing(
     "write preprocessing.max_sequence_length at the input, or data.dialogue: {context_tokens: ...} for dialogues"
 )
+WITHOUT_TEMPLATE = "for texts without a chat template write text inputs and prompt.chat: false"
+"""What to write if rows are texts, to which TRL applies no chat template."""
 OTHER_LOSS = Unneeded("this loss does not have it")
 
 PREFERENCE_TABLE: Table = {
@@ -62,6 +64,8 @@ DECIDING = (
     *("sync_ref_model", "ref_model_init_kwargs", "ref_adapter_name", "max_prompt_length", "use_weighting"),
 )
 """Keys that only files for trainers on preferences have."""
+KTO_LOSSES = ("kto", "apo_zero_unpaired")
+"""Values of `loss_type` of KTOConfig, of which the first is available and the default."""
 OWN_OF_KTO = ("desirable_weight", "undesirable_weight")
 OWN_OF_CPO = ("cpo_alpha", "simpo_gamma")
 
@@ -74,7 +78,7 @@ def method_of(conversion: Conversion, row: Mapping[str, Any] | None) -> str:
         row: The first row of the first dataset, if it is a local file.
     """
     losses = losses_of(conversion)
-    if any(key in conversion.left for key in OWN_OF_KTO) or losses == ["kto"]:
+    if any(key in conversion.left for key in OWN_OF_KTO) or set(losses) & {*KTO_LOSSES}:
         return "kto"
     if any(key in conversion.left for key in OWN_OF_CPO) or losses == ["simpo"]:
         return "simpo"
@@ -100,6 +104,8 @@ def unfit_loss(conversion: Conversion, method: str) -> str:
     """Return why the loss of a file is not available; empty if it is."""
     if method == "simpo" and losses_of(conversion) != ["simpo"]:
         return "of the losses of CPOConfig only simpo is available; write loss_type: simpo"
+    if method == "kto" and losses_of(conversion) not in ([], ["kto"]):
+        return "of the losses of KTOConfig only kto is available; write loss_type: kto"
     return ""
 
 
@@ -143,6 +149,11 @@ def convert_dpo(conversion: Conversion) -> None:
             conversion.put("trainer.loss.rpo_alpha", share)
             if "loss_weights" in conversion.left:
                 conversion.take("loss_weights", "trainer.loss.rpo_alpha")
+        if variants == ["bco_pair"]:
+            conversion.note(
+                "the loss bco_pair of TRL compares rewards with their running mean over all steps; here it compares "
+                "them with 0"
+            )
     elif losses:
         conversion.miss("loss_type", f"{', '.join(losses)} is not offered; write a variant of trainer.loss")
         conversion.miss("loss_weights", "losses are not combined")
@@ -189,8 +200,8 @@ def rows_of(conversion: Conversion, method: str, row: Mapping[str, Any] | None) 
     """
     if row is None:
         conversion.note(
-            "the columns of the dataset are unknown: the file is for messages, and texts become messages as well; for "
-            "texts without a chat template write text inputs and prompt.chat: false"
+            "the columns of the dataset are unknown: the file is for messages, and texts become messages as well; "
+            f"{WITHOUT_TEMPLATE}"
         )
     answer = "completion" if method == "kto" else "chosen"
     if row is not None and isinstance(row.get(answer), str):

@@ -438,8 +438,42 @@ def test_the_options_of_the_optimizer_are_kept(tmp_path: Path) -> None:
     trainer = finetune(config_of(FILES["other optimizer and schedule"], tmp_path))
     assert (trainer.optimizer.betas, trainer.optimizer.eps) == ((0.8, 0.95), 1e-6)
     assert trainer.gradient_clipping.clipglobalnorm is None
-    total = finetune(config_of(FILES["batch size as a total"], tmp_path))
-    assert (total.effective_batch_size, total.batch_size, total.early_stop) == (64, 8, 3)
+    assert finetune(config_of(FILES["batch size as a total"], tmp_path)).early_stop == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "steps"),
+    [
+        ("micro_batch_size: 8\nbatch_size: 64\n", 8, 8),
+        ("micro_batch_size: 8\nbatch_size: 20\n", 8, 2),
+        ("batch_size: 4\n", 1, 4),
+        ("micro_batch_size: 8\nbatch_size: 64\ngradient_accumulation_steps: 2\n", 8, 2),
+        ("micro_batch_size: 8\nbatch_size: 64\nauto_find_batch_size: true\n", "auto", 8),
+        ("micro_batch_size: 8\nbatch_size: 64\ndeepspeed: deepspeed_configs/zero1.json\n", 8, 8),
+    ],
+)
+def test_the_batch_size_is_that_of_a_process(keys: str, rows: object, steps: int, tmp_path: Path) -> None:
+    config, report = converted(f"{HEAD}{keys}", "axolotl", tmp_path)
+    trainer = finetune(config)
+    assert (trainer.batch_size, trainer.gradient_accumulation_steps) == (rows, steps)
+    note = (
+        "gradient_accumulation_steps is batch_size divided by micro_batch_size; versions of axolotl in which it is 1 "
+        "by default do not read batch_size: write 1 for what they train"
+    )
+    assert (note in report.notes) == ("gradient_accumulation_steps" not in keys)
+    assert "effective_batch_size" not in trainer.model_fields_set
+
+
+def test_a_batch_size_below_that_of_a_micro_batch_is_an_error(tmp_path: Path) -> None:
+    text = "base_model: org/base\nmicro_batch_size: 8\nbatch_size: 4\n"
+    assert refusal_of(text, "axolotl", tmp_path).startswith(
+        "original.yaml:3:13: trainer.gradient_accumulation_steps: write an integer of at least 1"
+    )
+
+
+@pytest.mark.parametrize(("written", "compiles"), [("auto", True), ("true", True), ("false", False)])
+def test_torch_compile_may_be_auto(written: str, compiles: bool, tmp_path: Path) -> None:
+    assert finetune(config_of(f"{HEAD}{TAIL}torch_compile: {written}\n", tmp_path)).compile is compiles
 
 
 def test_trackers_with_a_project_are_kept_and_their_options_are_for_the_environment(tmp_path: Path) -> None:
@@ -523,3 +557,16 @@ def test_local_files_are_found_from_the_folder_of_the_converted_file(
     assert config_of(text, tmp_path / "sub").data.source == "../rows.jsonl"
     files = text.replace("path: rows.jsonl, ds_type: json", "path: json, data_files: [rows.jsonl]")
     assert config_of(files, tmp_path).data.source == "rows.jsonl"
+
+
+def test_the_folder_of_an_adapter_is_found_from_that_of_the_converted_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for written, expected in (("./trained", "../trained"), ("org/adapter", "org/adapter")):
+        text = f"{HEAD}{TAIL}adapter: lora\nlora_target_linear: true\nlora_model_dir: {written}\n"
+        adapter = config_of(text, tmp_path / "sub").adapter
+        assert adapter is not None
+        assert adapter.pretrained_adapter_weights == expected

@@ -245,6 +245,45 @@ def test_quantization_and_options_of_lora_have_their_counterparts(folder: Path) 
     assert set(missing(report)) == {"quantization_bit", "quantization_method"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "dropped"),
+    [
+        (
+            "oft",
+            "oft_block_size: 16\nlora_rank: 8\nlora_alpha: 16\nlora_dropout: 0.1\nlora_target: all\nuse_dora: false\n",
+            ["lora_alpha", "lora_dropout", "lora_rank", "lora_target"],
+        ),
+        (
+            "lora",
+            "lora_rank: 4\noft_rank: 2\noft_block_size: 16\noft_target: all\n",
+            ["oft_block_size", "oft_rank", "oft_target"],
+        ),
+    ],
+)
+def test_options_of_another_kind_of_adapter_are_not_needed(
+    kind: str, more: str, dropped: list[str], folder: Path
+) -> None:
+    text = FILES["oft"].replace("oft_block_size: 32\noft_target: all\n", more).replace("type: oft", f"type: {kind}")
+    config, report = converted(text, "llama_factory", folder)
+    reason = f"finetuning_type is {kind}"
+    assert sorted(one for one in unneeded(report) if one.endswith(reason)) == [f"{key}: {reason}" for key in dropped]
+    if kind == "oft":
+        assert config.adapter == OftAdapter(type="oft", oft_block_size=16, target_modules="all-linear")
+    else:
+        assert config.adapter == LoraAdapter(type="lora", r=4, alpha=8, target_modules="all-linear")
+
+
+def test_a_file_that_names_a_dataset_trains_an_adapter_without_do_train(folder: Path) -> None:
+    written = HEAD.replace("do_train: true\n", "") + "dataset: identity\nlora_rank: 4\n"
+    config = config_of(written, folder)
+    assert isinstance(config.adapter, LoraAdapter)
+    assert (config.trainer.type, config.adapter.r) == ("finetune", 4)
+    config, report = converted("model_name_or_path: org/base\ndataset: identity\n", "llama_factory", folder)
+    assert config.adapter == LoraAdapter(type="lora", r=8, alpha=16)
+    assert ("finetuning_type", "adapter.type", "lora") in report.defaults
+    assert config_of(f"{written}do_predict: true\n", folder).adapter is None
+
+
 def test_pretraining_becomes_language_modelling_in_chunks(folder: Path) -> None:
     config = config_of(FILES["pretraining"], folder)
     assert config.plain_text
@@ -362,6 +401,13 @@ def test_options_of_preferences_without_a_counterpart_are_listed(folder: Path) -
     assert missing(converted(FILES["dpo"], "llama_factory", folder)[1])["ref_model"] == reference
     ftx = "the loss of kto has no cross-entropy of the good answers next to it"
     assert missing(converted(FILES["kto"], "llama_factory", folder)[1])["pref_ftx"] == ftx
+    ftx = "the loss of orpo has no further cross-entropy of the chosen answers next to it"
+    assert missing(converted(FILES["orpo"], "llama_factory", folder)[1])["pref_ftx"] == ftx
+    report = converted(f"{FILES['simpo']}pref_ftx: 0.1\n", "llama_factory", folder)[1]
+    assert missing(report)["pref_ftx"] == ftx.replace("orpo", "simpo")
+    for name in ("orpo", "kto"):
+        _, report = converted(FILES[name].replace("pref_ftx: 0.1", "pref_ftx: 0.0"), "llama_factory", folder)
+        assert "pref_ftx: it is 0" in unneeded(report)
     config, report = converted(FILES["an unknown loss"], "llama_factory", folder)
     assert missing(report)["pref_loss"] == "kto_pair is not offered; write a variant of trainer.loss"
     assert config.output_features[0].more_columns == ("rejected",)
@@ -406,6 +452,45 @@ def test_files_that_only_generate_keep_the_adapter_and_the_sampling(folder: Path
     )
     _, report = converted(FILES["server"], "llama_factory", folder)
     assert set(missing(report)) == {"infer_backend", "template", "vllm_enforce_eager"}
+
+
+GENERATES = HEAD.replace("do_train", "do_predict") + "eval_dataset: identity\nadapter_name_or_path: org/adapter\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            "",
+            {"do_sample": True, "temperature": 0.95, "top_p": 0.7, "top_k": 50, "max_new_tokens": 1024},
+        ),
+        ("do_sample: false\ntemperature: 0.5\n", {"do_sample": False, "max_new_tokens": 1024}),
+        (
+            "do_sample: true\ntemperature: 0.5\nmax_length: 64\n",
+            {"do_sample": True, "temperature": 0.5, "top_p": 0.7, "top_k": 50, "max_new_tokens": 1024},
+        ),
+        (
+            "do_sample: false\nnum_beams: 4\nlength_penalty: 1.2\nmax_new_tokens: 8\n",
+            {"do_sample": False, "num_beams": 4, "length_penalty": 1.2, "max_new_tokens": 8},
+        ),
+    ],
+)
+def test_files_that_generate_have_the_defaults_of_llama_factory(
+    keys: str, expected: dict[str, object], folder: Path
+) -> None:
+    config, report = converted(f"{GENERATES}{keys}", "llama_factory", folder)
+    assert config.generation.model_dump(exclude_unset=True) == {**expected, "repetition_penalty": 1.0}
+    written = {path.removeprefix("generation."): value for _, path, value in report.defaults if "generation" in path}
+    assert written == {
+        key: value for key, value in {**expected, "repetition_penalty": 1.0}.items() if f"{key}:" not in keys
+    }
+    assert ("max_length: max_new_tokens decides, also with its default" in unneeded(report)) == ("max_length" in keys)
+
+
+def test_files_that_only_train_have_the_options_of_generation_that_they_name(folder: Path) -> None:
+    config = config_of(f"{LORA}do_sample: true\ntemperature: 0.5\n", folder)
+    assert config.generation.model_dump(exclude_unset=True) == {"do_sample": True, "temperature": 0.5}
+    assert config_of(LORA, folder).generation.model_fields_set == set()
 
 
 def test_zero_3_shards_the_weights(folder: Path) -> None:

@@ -164,7 +164,12 @@ def test_several_streams_are_not_divided(tmp_path: Path) -> None:
     ("row", "inputs", "form"),
     [
         ({"messages": [{"role": "user", "content": "hi"}]}, ["messages"], "auto"),
-        ({"prompt": "a", "completion": "b"}, ["messages"], "prompt_completion"),
+        ({"prompt": "a", "completion": "b"}, ["prompt"], "auto"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]},
+            ["messages"],
+            "prompt_completion",
+        ),
         ({"text": "a"}, [], "auto"),
     ],
 )
@@ -178,6 +183,30 @@ def test_columns_of_a_local_file_decide_as_they_do_in_trl(
     assert config.data.dialogue.format == form
     assert config.data.source == {"type": "jsonl", "path": "rows.jsonl"} or set_values(config)["data"]["source"]
     assert not any("unknown" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
+def test_prompts_and_completions_that_are_texts_get_no_chat_template(name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    (tmp_path / "rows.csv").write_text("prompt,completion\na,b\n")
+    config, report = converted(f"model_name_or_path: org/base\ndataset_name: {name}\n", "trl", tmp_path)
+    assert config.prompt.chat is False
+    assert [one.name for one in (*config.input_features, *config.output_features)] == ["prompt", "completion"]
+    assert finetune(config).completion_only_loss is True
+    assert not [note for note in report.notes if "columns" in note or "dialogue" in note]
+
+
+def test_texts_in_a_dataset_that_is_not_read_are_named(tmp_path: Path) -> None:
+    head = "model_name_or_path: org/base\ndataset_name: org/rows\n"
+    instead = "for texts without a chat template write text inputs and prompt.chat: false"
+    assert converted(f"{head}completion_only_loss: true\n", "trl", tmp_path)[1].notes[0] == (
+        f"the columns of the dataset are unknown: prompts and completions become messages; {instead}"
+    )
+    assert converted(head, "trl", tmp_path)[1].notes[0] == (
+        "the columns of the dataset are unknown: the file is for dialogues, or prompts with completions, which become "
+        f"messages; {instead}, and for a column of plain text write dataset_text_field into the original and convert "
+        "it again"
+    )
 
 
 def test_processes_and_shards_are_kept_where_that_is_possible(tmp_path: Path) -> None:

@@ -163,12 +163,13 @@ def test_no_rows_are_held_out_next_to_a_dataset_for_validation(tmp_path: Path) -
     rows = f"model_name_or_path: org/model\ndataset_dir: {tmp_path}\ndataset: a\neval_dataset: a\n"
     tests = AXOLOTL % "" + "test_datasets: [{path: org/b, type: chat_template}]\n"
     for tool, text, key in (("axolotl", tests, "val_set_size"), ("llama_factory", rows, "val_size")):
-        for more in ("", f"{key}: 0.1\n"):
+        for more in ("", f"{key}: 0.1\n", f"{key}: 0\n"):
             config, report = converted(text + more, tool, tmp_path)  # type: ignore[arg-type]
             assert config.data.validation is not None
             assert isinstance(config.data.split, RandomSplit)
             assert config.data.split.probabilities == (1, 0, 0)
-            assert missing(report) == ({key: "there is a dataset for validation"} if more else {})
+            assert missing(report) == ({key: "there is a dataset for validation"} if "0.1" in more else {})
+            assert ((key, "data.split", 0) in report.defaults) == (not more)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +270,50 @@ def test_inverse_sqrt_without_warmup_is_named(tmp_path: Path) -> None:
     assert any(note.startswith("inverse_sqrt without warmup") for note in report.notes)
 
 
-def test_evaluations_without_a_number_of_steps_take_place_when_losses_are_logged(tmp_path: Path) -> None:
-    for more, expected in (("logging_steps: 10\n", 10), ("", 500), ("logging_steps: 10\neval_steps: 7\n", 7)):
-        config, _ = converted(TRL + "eval_strategy: steps\n" + more, "trl", tmp_path)
+LLAMA_FACTORY = "model_name_or_path: org/model\ndataset: mine\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "by_default"),
+    [("trl", TRL, 10), ("axolotl", AXOLOTL % "", 10), ("llama_factory", LLAMA_FACTORY, 500)],
+)
+def test_evaluations_without_a_number_of_steps_take_place_when_losses_are_logged(
+    tool: ToolName, text: str, by_default: int, tmp_path: Path
+) -> None:
+    note = (
+        f"logging_steps is a share of all steps, which is not available, so evaluations are {by_default} steps apart; "
+        "write trainer.steps_per_evaluation"
+    )
+    for more, expected in (
+        ("", by_default),
+        ("logging_steps: 25\n", 25),
+        ("logging_steps: 25.0\n", 25),
+        ("logging_steps: 0.1\n", by_default),
+        ("logging_steps: 25\neval_steps: 7\n", 7),
+    ):
+        config, report = converted(f"{text}eval_strategy: steps\n{more}", tool, tmp_path)
         assert isinstance(config.trainer, FinetuneTrainer)
         assert config.trainer.steps_per_evaluation == expected
+        assert (note in report.notes) == ("0.1" in more)
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "without_fp16"),
+    [("trl", TRL, "bf16"), ("axolotl", AXOLOTL % "", "auto"), ("llama_factory", LLAMA_FACTORY, "no")],
+)
+def test_fp16_that_is_off_leaves_the_data_type_of_the_tool(
+    tool: ToolName, text: str, without_fp16: str, tmp_path: Path
+) -> None:
+    for more, expected in (
+        ("fp16: false\n", without_fp16),
+        ("fp16: true\n", "fp16"),
+        ("bf16: false\n", "no"),
+        ("bf16: false\nfp16: false\n", "no"),
+        ("bf16: true\nfp16: false\n", "bf16"),
+    ):
+        config, _ = converted(f"{text}{more}", tool, tmp_path)
+        assert isinstance(config.trainer, FinetuneTrainer)
+        assert config.trainer.mixed_precision == expected
 
 
 @pytest.mark.parametrize("key", ["warmup_steps", "eval_steps", "save_steps"])
