@@ -221,7 +221,7 @@ def test_a_new_model_keeps_its_tokenizer_if_the_data_change(
     result = Model(written, quiet=True).train(run=run)
 
     assert result.resumed_from == 3
-    assert "part-*.jsonl: " in caplog.text
+    assert "stream: changed" in caplog.text
     assert "tokenizer: " not in caplog.text
 
 
