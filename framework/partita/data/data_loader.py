@@ -254,8 +254,8 @@ def training_setup(
         DataError: There are no training rows.
         ModelError: See `configured_row_tokenizer`.
     """
-    ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows)
     data = open_run_data(config, folder=folder, dataset=dataset)
+    ledger = Ledger(None, max_bad_rows=config.data.max_bad_rows, num_rows=data.num_rows)
     if data.training is None:
         raise DataError("there are no training rows; write data.source in the file, or pass a dataset")
     row_tokenizer = configured_row_tokenizer(

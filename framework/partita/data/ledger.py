@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
@@ -133,17 +134,26 @@ def accepted_if_exceeded(left_out: float, *, rows: int, max_bad_rows: int | floa
 class Ledger:
     """Count rows by split and quarantine the bad ones. Without a folder, only count."""
 
-    def __init__(self, folder: Path | None, *, max_bad_rows: int | float, resumable: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        max_bad_rows: int | float,
+        num_rows: Mapping[str, int] = MappingProxyType({}),
+        resumable: bool = False,
+    ) -> None:
         """Create a ledger in `folder`.
 
         Args:
             folder: Where the files are written; None to only count.
             max_bad_rows: Accepted number of bad rows, or as a float their share of all rows.
+            num_rows: Rows of each split, so that the share is one of all rows before all were read.
             resumable: Keep the quarantined rows of an earlier ledger in `folder` until `load` selects those that count.
         """
         self._folder = folder
         self._resumable = resumable
         self._max_bad_rows = max_bad_rows
+        self._num_rows = num_rows
         self._opened = False
         self._temporary_file: TextIO | None = None
         self._first: dict[str, str] = {}
@@ -238,10 +248,11 @@ class Ledger:
         if num_rows >= ROWS_FOR_A_SHARE or not isinstance(self._max_bad_rows, float) or not self._max_bad_rows:
             self.check()
 
-    def check(self, total: int | None = None) -> None:
-        """Raise DataError if more rows are left out than `max_bad_rows`; `total` defaults to all rows read."""
+    def check(self) -> None:
+        """Raise DataError if more rows are left out than `max_bad_rows`."""
         left_out = sum(counts.left_out for counts in self.splits.values())
-        total = total or sum(counts.rows for counts in self.splits.values())
+        read = {split: counts.rows for split, counts in self.splits.items()}
+        total = sum(max(read.get(split, 0), self._num_rows.get(split, 0)) for split in {*read, *self._num_rows})
         judged = left_out - self._accepted
         accepted = accepted_if_exceeded(judged, rows=total, max_bad_rows=self._max_bad_rows)
         if accepted is None:

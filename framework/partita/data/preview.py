@@ -131,6 +131,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
     measured = preview_rows(some, row_tokenizer, schema, supervised=supervised)
     left_out = Counter(row.reasons[0] for row in measured if row.reasons)
     scale = len(rows) / max(1, len(chosen))
+    num_others = sum(len(part) for part in data.splits.values() if part is not rows)
     return Preview(
         rows=tuple(shown),
         lengths=np.array([row.tokens for row in measured if not row.reasons]),
@@ -139,7 +140,7 @@ def preview(config: Config, *, folder: Path, dataset: Any = None, count: int = 3
         unreadable=Counter(row.reason for row in rows.bad),
         accepted=accepted_if_exceeded(
             left_out.total() * scale + len(rows.bad),
-            rows=round(len(measured) * scale) + len(rows.bad),
+            rows=round(len(measured) * scale) + len(rows.bad) + num_others,
             max_bad_rows=config.data.max_bad_rows,
         ),
         limit=None if config.output_features[0].has_pairs else row_tokenizer.max_length,

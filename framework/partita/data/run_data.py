@@ -135,6 +135,11 @@ class RunData:
     mixed: bool = False
     """Whether the rows come from a mix of sources."""
 
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Number of rows of each split in `splits`."""
+        return {split: len(rows) for split, rows in self.splits.items()}
+
     @cached_property
     def training(self) -> Rows | None:
         """The training rows, the first ones of streams; None if there are none.

@@ -78,7 +78,7 @@ def describe_bad_rows(counts: RowCounts, data: RunData, config: Config) -> str:
     streamed, limit = data.streams is not None, config.data.max_bad_rows
     of = "the first " if streamed else ""
     text = f"{counts.left_out:,} of {of}{counted(counts.rows, 'training row')} left out ({reasons_in_words(counts)})"
-    total = counts.rows + sum(len(rows) for split, rows in data.splits.items() if split != TRAINING)
+    total = counts.rows + sum(number for split, number in data.num_rows.items() if split != TRAINING)
     accepted = accepted_if_exceeded(counts.left_out, rows=total, max_bad_rows=limit)
     if accepted is None:
         return text

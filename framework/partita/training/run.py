@@ -246,7 +246,8 @@ def build_datasets(
     # Every rank counts all rows; rank 0 writes the quarantine.
     quarantine_folder = directory.folder if process_group.rank == 0 else None
     max_bad_rows = pipeline.config.data.max_bad_rows
-    ledger = Ledger(quarantine_folder, max_bad_rows=max_bad_rows, resumable=data.streams is not None)
+    resumable = data.streams is not None
+    ledger = Ledger(quarantine_folder, max_bad_rows=max_bad_rows, num_rows=data.num_rows, resumable=resumable)
     with synchronized_errors(process_group, "reading the rows"), waiting("reading the rows", line=False):
         datasets = build_training_datasets(
             pipeline,
@@ -308,7 +309,7 @@ def find_sizes(trainer: Trainer, pipeline: LocalPipeline, data: RunData, *, tune
         data: The rows of the run.
         tuner: The batch-size tuner.
     """
-    ledger = Ledger(None, max_bad_rows=pipeline.config.data.max_bad_rows)
+    ledger = Ledger(None, max_bad_rows=pipeline.config.data.max_bad_rows, num_rows=data.num_rows)
     with synchronized_errors(tuner.process_group, "reading the rows"):
         datasets = build_training_datasets(pipeline, data, ledger, ranks=tuner.process_group.world_size)
     return run_sizes(trainer, pipeline, tuner, shape=datasets.shape, eval_datasets=datasets.eval_datasets, recorded={})

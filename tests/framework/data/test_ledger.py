@@ -105,6 +105,16 @@ def test_the_accepted_number_of_bad_rows_does_not_stop_the_run(limit: float, bad
     ledger.check()
 
 
+def test_the_share_is_one_of_all_rows_also_before_all_are_read() -> None:
+    ledger = Ledger(None, max_bad_rows=0.01, num_rows={"training": 900, "validation": 100})
+    ledger.use(UsedRows(rows=900), split="training")
+    ledger.leave_out_unreadable([BadRow(f"a:{n}", "a", n, "broken", "{") for n in range(10)], split="training")
+    ledger.check()
+    ledger.leave_out_unreadable([BadRow("a:10", "a", 10, "broken", "{")], split="training")
+    with pytest.raises(DataError, match=r"^11 of 1,011 rows cannot be used, and data.max_bad_rows accepts 0.01 of"):
+        ledger.check()
+
+
 def test_too_many_bad_rows_stop_with_the_most_frequent_reasons(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, max_bad_rows=0.01)
     ledger.use(UsedRows(1000), split="training")
@@ -135,14 +145,14 @@ def test_reasons_that_are_not_listed_are_counted(tmp_path: Path) -> None:
 
 
 def test_the_limit_may_be_a_number_of_bad_rows() -> None:
-    ledger = Ledger(None, max_bad_rows=1)
+    ledger = Ledger(None, max_bad_rows=1, num_rows={"training": 40, "validation": 10})
     leave_out(ledger, 1, "x")
     leave_out(ledger, 2, "x")
 
     with pytest.raises(
         DataError, match=r"^2 of 50 rows cannot be used, and data.max_bad_rows accepts 1 row:\n  2 x x "
     ):
-        ledger.check(50)
+        ledger.check()
 
 
 def test_too_many_different_reasons_are_counted_together() -> None:

@@ -192,6 +192,9 @@ def test_unreadable_rows_are_compared_with_all_rows_and_not_with_the_measured_on
 
     assert "\n20 rows cannot be read:\n" in text
     assert "data.max_bad_rows" not in text, "0.7 % of all rows, 2 % of those that are measured"
+    (tmp_path / "rows.jsonl").write_text(good * 1000 + "broken\n" * 10, encoding="utf-8")
+    text = printed(preview(config, folder=tmp_path, count=1), terminal=False)
+    assert "data.max_bad_rows" not in text, "0.99 % of all rows, 1.1 % of those for training"
 
 
 def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_any(make_config: Make) -> None:
