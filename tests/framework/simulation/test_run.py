@@ -379,6 +379,17 @@ def test_built_in_checkers_are_found_by_name(folder: Path, tmp_path: Path) -> No
     assert (success.mean, success.n) == (0.0, 30), "an untrained model"
 
 
+def test_a_gold_dialogue_continues_after_a_check_without_a_right_answer(folder: Path, tmp_path: Path) -> None:
+    checker = {"type": "regex", "rounds": 1, "options": {"pattern": "^never$", "feedback": "no"}}
+    world = {"type": "environment", "environment": "worlds_of_tests:Repeat"}
+    simulated(folder, tmp_path, checker=checker, world=world, tasks={"count": 3}, history=["gold"])
+
+    for line in transcripts(tmp_path, "gold"):
+        rejected, feedback, again = line["messages"][-3:]
+        assert (line["status"], line["rounds"], feedback["content"]) == ("done", 1, "no")
+        assert rejected["gold"] == again["gold"]
+
+
 def test_repeats_have_different_seeds_and_give_pass_rates(folder: Path, tmp_path: Path) -> None:
     checker = {"type": "worlds_of_tests:Short"}
     report = simulated(folder, tmp_path, checker=checker, tasks={"count": 20}, repeats=3)
