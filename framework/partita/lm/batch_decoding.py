@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import GenerationRequest, SlotRequest
-from partita.lm.continuation import decode_continuation
+from partita.lm.batch_prompts import Decode
 from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.sampler import Sampler
 from partita.lm.transformers_internals import optimized_for_decoding, prefill, updated_inputs
 
 if TYPE_CHECKING:
-    from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import LogitsProcessorList, PreTrainedModel
 
 FULL = 0.75
 """A batch is made smaller when at most this part of its rows is left: selecting rows copies their keys and values."""
@@ -29,16 +29,17 @@ SELECTED = ("attention_mask", "decoder_attention_mask")
 class StopStrings:
     """Finds stop strings in the last tokens of a row: a string of n bytes has at most n tokens."""
 
-    def __init__(self, stop: Sequence[str], *, tokenizer: "PreTrainedTokenizerFast") -> None:
+    def __init__(self, stop: Sequence[str], *, decode: Decode) -> None:
+        """Find `stop` in texts of `decode`, which are those of answers: a text may begin differently than it goes on."""
         self.stop = stop
-        self.tokenizer = tokenizer
+        self.decode = decode
         self.tail = max((len(text.encode()) for text in stop), default=0) + 4
 
     def end(self, ids: Sequence[int]) -> bool:
         """Return whether the new tokens of a row have a stop string near their end."""
         if not self.stop:
             return False
-        text = decode_continuation(self.tokenizer, ids[-self.tail :])
+        text = self.decode(ids[-self.tail :])
         return any(stop in text for stop in self.stop)
 
 

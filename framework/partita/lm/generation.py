@@ -181,14 +181,14 @@ def generate_batch(
         prompts: The padded prompts with their limits.
         options: Generation settings.
         sampler: Chooses the tokens.
-        tokenizer: Decodes the tokens.
+        tokenizer: Names the special tokens.
 
     Raises:
         ValueError: The scores of a row are NaN.
     """
     limits = [request.max_new_tokens for request in prompts.requests]
     settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
-    stop = StopStrings(options.stop, tokenizer=tokenizer)
+    stop = StopStrings(options.stop, decode=prompts.decode)
     rows: Sequence[Row | None] = [None] * len(limits)
     if options.beams > 1:
         criterion = RowLimits(limits, stop=stop, prompt_length=prompts.length)

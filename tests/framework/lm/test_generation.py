@@ -233,7 +233,7 @@ def test_every_generation_key_is_accepted_without_a_warning(small, generation: d
 
 
 def test_row_limits_count_only_new_tokens_and_apply_to_every_beam() -> None:
-    stop = StopStrings((), tokenizer=None)  # type: ignore[arg-type] # not used without stop strings
+    stop = StopStrings((), decode=str)
     limits = RowLimits([1, 2], stop=stop, prompt_length=3)
     assert limits(torch.zeros(4, 4)).tolist() == [True, True, False, False]
 
