@@ -16,6 +16,7 @@ from partita.lm.batch_prompts import Decode
 from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.sampler import Sampler
 from partita.lm.transformers_internals import optimized_for_decoding, prefill, updated_inputs
+from partita_schema.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList, PreTrainedModel
@@ -30,7 +31,7 @@ class StopStrings:
     """Finds stop strings in the last tokens of a row: a string of n bytes has at most n tokens."""
 
     def __init__(self, stop: Sequence[str], *, decode: Decode) -> None:
-        """Find `stop` in texts of `decode`, which are those of answers: a text may begin differently than it goes on."""
+        """Find `stop` in the texts of `decode`, which are those of answers; the beginning of a text may be special."""
         self.stop = stop
         self.decode = decode
         self.tail = max((len(text.encode()) for text in stop), default=0) + 4
@@ -103,7 +104,7 @@ class BatchDecoder:
             inputs: The other inputs of the model.
 
         Raises:
-            ValueError: The scores of a row are NaN.
+            ModelError: The scores of a row are NaN.
         """
         outputs = prefill(model, input_ids, generation_config, inputs)
         with optimized_for_decoding(model):
@@ -133,7 +134,7 @@ class BatchDecoder:
         tokens_N, _ = self.sampler.choose(scores_BV if whole else scores_BV[indices], rows)
         for index, row, token in zip(indices, rows, tokens_N.tolist(), strict=True):
             if token < 0:
-                raise ValueError(NOT_NUMBERS)
+                raise ModelError(NOT_NUMBERS)
             row.new.append(token)
             if token in self.sampler.end_ids or len(row.new) >= row.request.max_new_tokens or self.stop.end(row.new):
                 self.batch[index] = None

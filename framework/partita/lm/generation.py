@@ -184,7 +184,7 @@ def generate_batch(
         tokenizer: Names the special tokens.
 
     Raises:
-        ValueError: The scores of a row are NaN.
+        ModelError: The scores of a row are NaN.
     """
     limits = [request.max_new_tokens for request in prompts.requests]
     settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)

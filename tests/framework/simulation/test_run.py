@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from partita import ConfigError, DataError, Model, PartitaError, ResumeError
+from partita import ConfigError, DataError, Model, ModelError, PartitaError, ResumeError
 from partita.data.episode import Episode
+from partita.lm.huggingface import HuggingFaceModel
+from partita.lm.row import NOT_NUMBERS
 from partita.simulation.report import SimulationReport, outcomes_of
 
 from ...forks import COMMAND, Forks
@@ -235,6 +237,28 @@ def test_too_many_failures_end_a_simulation_with_the_reason(folder: Path, tmp_pa
     assert kept >= 20
     again = simulated(folder, tmp_path, world=world, limits={"step_seconds": 3.0})
     assert again.histories["predicted"].dialogues == 60
+
+
+def test_an_answer_that_fails_in_a_static_batch_fails_only_its_dialogue(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = HuggingFaceModel.generate
+
+    def fails_once(self: HuggingFaceModel, requests: Any, options: Any, *, seed: int) -> Any:
+        if any(request.key.startswith(b"task-2\0") for request in requests):
+            raise ModelError(NOT_NUMBERS)
+        return generate(self, requests, options, seed=seed)
+
+    monkeypatch.setattr(HuggingFaceModel, "generate", fails_once)
+    limits = {"fail_fraction": 1.0}
+    file = settings(folder, tasks={"count": 4}, limits=limits)
+    file["generation"]["slots"] = False
+    (folder / "run.yaml").write_text(json.dumps(file), encoding="utf8")
+    Model(folder / "run.yaml", quiet=True).simulate(tmp_path, batch_size=4)
+
+    reasons = {line["dialogue"]: line["reason"] for line in transcripts(tmp_path)}
+    assert reasons.pop("task-2") == "model: ModelError: the model's scores are NaN"
+    assert reasons == dict.fromkeys(("task-0", "task-1", "task-3"))
 
 
 FLAKY = """
