@@ -114,7 +114,8 @@ class BatchDecoder:
                 copy = outputs.logits.shape[1] > 1
                 scores_BV = outputs.logits[:, -1].to(input_ids.device, torch.float32, copy=copy)
                 del outputs
-                tokens_B = self.choose(logits_processor(input_ids, scores_BV) if logits_processor else scores_BV)
+                processed_BV = logits_processor(input_ids, scores_BV) if logits_processor else scores_BV
+                tokens_B = self.choose(processed_BV, logits_BV=scores_BV)
                 if self.after_token is not None:
                     self.after_token()
                 if not any(self.batch):
@@ -126,12 +127,17 @@ class BatchDecoder:
         self.cache = inputs.get("past_key_values")
         return input_ids
 
-    def choose(self, scores_BV: torch.Tensor) -> torch.Tensor:
-        """Return the next token of each row [B], any for rows that have ended; add it to the rows."""
+    def choose(self, scores_BV: torch.Tensor, *, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Return the next token of each row [B], any for rows that have ended; add it to the rows.
+
+        `scores_BV` are those to choose by, `logits_BV` those of the model.
+        """
         going = [(index, row) for index, row in enumerate(self.batch) if row is not None]
         indices, rows = [index for index, _ in going], [row for _, row in going]
         whole = len(going) == len(self.batch)
-        tokens_N, _ = self.sampler.choose(scores_BV if whole else scores_BV[indices], rows)
+        if not whole:
+            scores_BV, logits_BV = scores_BV[indices], logits_BV[indices]
+        tokens_N, _ = self.sampler.choose(scores_BV, rows, logits_NV=logits_BV)
         for index, row, token in zip(indices, rows, tokens_N.tolist(), strict=True):
             if token < 0:
                 raise ModelError(NOT_NUMBERS)
