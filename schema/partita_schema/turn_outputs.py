@@ -144,6 +144,14 @@ class TurnOutputs:
             raise FormatError(f"{where}: the answer has no {missing}")
         return {one.name: self._value(one, cells[one.name], where=f"{where}: {one.name}") for one in self.features}
 
+    def are_in(self, answer: str) -> bool:
+        """Return whether a whole answer has a valid value of each output."""
+        try:
+            self.values_of(answer, where="answer")
+        except FormatError:
+            return False
+        return True
+
     def _value(self, feature: OutputFeature, cell: Any, *, where: str) -> Any:
         try:
             return self.readers[feature.name](cell)

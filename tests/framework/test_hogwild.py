@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from partita_trainers.process_group import ProcessGroup
 
 from ..forks import COMMAND, Forks
 from ..json_lines import read_json_lines, write_json_lines
+from .serving.conftest import running
 
 KEYS = {"sport": ("goal", "match", "run"), "music": ("song", "band", "tune"), "good food": ("soup", "bread", "meal")}
 FILLING = [first + second for first in "bdfgklmnprst" for second in ("a", "e", "i", "o", "u", "ai", "ra", "no")]
@@ -148,6 +150,14 @@ def test_the_model_card_of_a_sparse_classifier_names_partita_as_its_library(trai
     assert page.startswith("---\nlibrary_name: partita\npipeline_tag: text-classification\ntags:\n- partita\n")
     assert "transformers import" not in page
     assert "| topic.accuracy | " in page
+
+
+@pytest.mark.parametrize("prompt", ["a", [1]])
+def test_a_served_bag_continues_no_text(trained: Path, prompt: Any) -> None:
+    with running(Model.load(trained, quiet=True), engine={"context": None, "batch_size": None}) as server:
+        response = httpx2.post(f"{server.url}/v1/completions", json={"prompt": prompt}, timeout=30)
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == "the model writes no text; send rows to /predict"
 
 
 @pytest.mark.parametrize(

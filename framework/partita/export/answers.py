@@ -10,7 +10,7 @@ import torch
 from partita.export.prompts import CheckPrompts
 from partita.lm.base import GenerationOptions, GenerationRequest
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
-from partita.lm.generation import answer_ends, left_padded, special_tokens_of
+from partita.lm.generation import answer_ends, left_padded
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 
@@ -31,11 +31,11 @@ class Answers:
     """Output of the head for each prompt: [outputs], or [tokens, outputs] if it has one for each token."""
 
 
-def model_answers(lm: HuggingFaceModel | HeadModel, prompts: CheckPrompts) -> Answers:
-    """Return the greedy answers of a run's model, or the outputs of its head."""
+def model_answers(lm: HuggingFaceModel | HeadModel, prompts: CheckPrompts, *, options: GenerationOptions) -> Answers:
+    """Return the greedy answers of a run's model with these `options` of the run, or the outputs of its head."""
     if isinstance(lm, HeadModel):
         return Answers(outputs=tuple(row for part in batches(prompts, ROWS) for row in head_outputs(lm, part)))
-    options = greedy_options(lm)
+    options = greedy(options)
     tokens: list[tuple[int, ...]] = []
     for part in batches(prompts, rows_at_a_time(lm)):
         for answer in lm.generate(part, options, seed=0):
@@ -119,13 +119,11 @@ def cut(row: Sequence[int], *, ends: Sequence[int], limit: int) -> tuple[int, ..
     return tuple(row[:limit]) if end is None else (*row[:end], END)
 
 
-def ends_of_run(lm: HuggingFaceModel) -> list[int]:
-    """Return the tokens that end an answer of the run."""
-    return answer_ends(lm, greedy_options(lm))
+def ends_of_run(lm: HuggingFaceModel, options: GenerationOptions) -> list[int]:
+    """Return the tokens that end an answer of a run with these options."""
+    return answer_ends(lm, greedy(options))
 
 
-def greedy_options(lm: HuggingFaceModel) -> GenerationOptions:
-    """Return options of greedy answers, which end at the tokens of the run, and not at texts."""
-    generation = lm.config.generation
-    special = special_tokens_of(generation.stop or (), tokenizer=lm.tokenizer)
-    return GenerationOptions(GREEDY, stop_token_ids=(*generation.stop_token_ids, *special))
+def greedy(options: GenerationOptions) -> GenerationOptions:
+    """Return options of greedy answers, which end at the tokens of these options, and not at texts."""
+    return GenerationOptions(GREEDY, stop_token_ids=options.stop_token_ids)

@@ -60,7 +60,7 @@ class GgufExporter(Exporter):
         pipeline = self.pipeline
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
             merged = Path(folder)
-            write_merged(self.lm, merged, dtype=torch.float32, config=pipeline.config, labels=pipeline.labels)
+            write_merged(self.lm, merged, dtype=torch.float32, pipeline=pipeline)
             revision = pipeline.config.model_parameters.revision
             self.has_vocabulary = copy_vocabulary(self.lm.source, merged, revision=revision, download=True)
             complete_config(merged)
@@ -86,7 +86,7 @@ class GgufExporter(Exporter):
             if same_tokens is not None and same_tokens < len(prompts.names) and not self.has_vocabulary:
                 self.reasons.append(NO_VOCABULARY.format(self.lm.source or "the base model"))
             return ExportAnswers(
-                server_answers(server, prompts, ends=ends_of_run(self.lm)),
+                server_answers(server, prompts, ends=ends_of_run(self.lm, self.pipeline.generation)),
                 template_equal=same_rendering(self.lm.tokenizer, server.render),
                 prompts_equal=same_tokens,
             )

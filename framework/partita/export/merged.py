@@ -11,16 +11,16 @@ from partita.export.base import AnyModel, ExportAnswers, Exporter
 from partita.export.prompts import CheckPrompts
 from partita.export.templates import render, same_rendering
 from partita.lm.adapters.merging import plain_model
+from partita.lm.base import GenerationOptions
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.kinds import class_of_kind, model_kind
 from partita.lm.loading import quiet_progress
 from partita.lm.precision import quantized_layers
-from partita.pipeline.build import Labels
+from partita.pipeline.build import LocalPipeline
 from partita.pipeline.saved_model import write_metadata
 from partita.tokenizers.vocabulary_file import copy_vocabulary
-from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_trainers.file_sums import summed
 
@@ -35,11 +35,8 @@ class MergedExporter(Exporter):
         return str(dtype_of(self.lm, self.options.dtype))[len("torch.") :]
 
     def write(self) -> None:
-        pipeline = self.pipeline
         dtype = dtype_of(self.lm, self.options.dtype)
-        write_merged(
-            self.lm, self.folder, dtype=dtype, config=pipeline.config, labels=pipeline.labels, notes=self.run_notes
-        )
+        write_merged(self.lm, self.folder, dtype=dtype, pipeline=self.pipeline, notes=self.run_notes)
         if self.lm.adapted is None and not quantized_layers(self.lm.module):
             self.notes.append(COPIED)
 
@@ -61,8 +58,7 @@ def write_merged(
     folder: Path,
     *,
     dtype: torch.dtype,
-    config: Config,
-    labels: Labels,
+    pipeline: LocalPipeline,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the model with its adapter merged into dequantized weights, and its tokenizer.
@@ -71,8 +67,7 @@ def write_merged(
         lm: The model.
         folder: Folder to write.
         dtype: Type of the weights.
-        config: The configuration, for partita.json.
-        labels: Labels by output.
+        pipeline: The pipeline of the model; its configuration and labels are for partita.json.
         notes: Further keys for partita.json, from the manifest of the run.
 
     Raises:
@@ -84,13 +79,13 @@ def write_merged(
     folder.mkdir(parents=True, exist_ok=True)
     with quiet_progress(), summed(folder):
         if isinstance(lm, HuggingFaceModel):
-            model.generation_config = exported_generation(lm)
+            model.generation_config = exported_generation(lm, pipeline.generation)
         model.save_pretrained(str(folder))
         if lm.head is not None:
             lm.head.write_files(folder, model=model, max_length=lm.context_length)
         lm.tokenizer.save_pretrained(folder)
-        copy_vocabulary(lm.source, folder, revision=config.model_parameters.revision)
-    write_metadata(folder, config=config, labels=labels, origin=None, notes=notes)
+        copy_vocabulary(lm.source, folder, revision=pipeline.config.model_parameters.revision)
+    write_metadata(folder, config=pipeline.config, labels=pipeline.labels, origin=None, notes=notes)
 
 
 def check_finite(model: Any, *, dtype: torch.dtype) -> None:
@@ -101,14 +96,14 @@ def check_finite(model: Any, *, dtype: torch.dtype) -> None:
             raise ModelError(f"{name} has values that are not finite numbers in {str(dtype)[6:]}; {advice}")
 
 
-def exported_generation(lm: HuggingFaceModel) -> Any:
-    """Return the generation config of the checkpoint, with all tokens that end an answer of the run."""
+def exported_generation(lm: HuggingFaceModel, options: GenerationOptions) -> Any:
+    """Return the generation config of the checkpoint, with all tokens that end an answer with these options."""
     from transformers import GenerationConfig
 
     # With this key, transformers may replace the settings by those of the model's config.
     own = {key: value for key, value in lm.own_settings.to_dict().items() if key != "_from_model_config"}
     settings = GenerationConfig.from_dict(own)
-    ends = ends_of_run(lm)
+    ends = ends_of_run(lm, options)
     settings.eos_token_id = ends[0] if len(ends) == 1 else ends or None
     settings.pad_token_id = lm.tokenizer.pad_token_id
     if isinstance(lm, EncoderDecoderModel):

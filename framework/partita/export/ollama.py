@@ -87,7 +87,7 @@ class OllamaExporter(GgufExporter):
         if system is None and self.uses_chat and self.messages is not None:
             system = self.messages.default_system
         lines += [f"SYSTEM {quoted(system)}"] if system else []
-        texts = [self.lm.tokenizer.decode([token]) for token in ends_of_run(self.lm)]
+        texts = [self.lm.tokenizer.decode([token]) for token in ends_of_run(self.lm, self.pipeline.generation)]
         lines += [f"PARAMETER stop {quoted(text)}" for text in dict.fromkeys([*texts, *generation.stop])]
         lines += [f"PARAMETER num_ctx {self.lm.context_length}"] if self.lm.context_length else []
         lines.append(f"PARAMETER num_predict {self.pipeline.max_new_tokens}")

@@ -91,10 +91,9 @@ class OnnxExporter(Exporter):
 
     def write(self) -> None:
         """Write the graph, the tokenizer, config.json with the labels, and a file with only the labels."""
-        pipeline = self.pipeline
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
             merged = Path(folder)
-            write_merged(self.lm, merged, dtype=torch.float32, config=pipeline.config, labels=pipeline.labels)
+            write_merged(self.lm, merged, dtype=torch.float32, pipeline=self.pipeline)
             model = load_merged(self.lm, merged)
         write_graph(model, self.folder / FILE, names=self.names, output=self.output)
         model.config.save_pretrained(self.folder)
@@ -115,7 +114,7 @@ class OnnxExporter(Exporter):
         return ExportAnswers(
             head_answers(self.lm, session, prompts)
             if isinstance(self.lm, HeadModel)
-            else greedy_answers(session, prompts, ends=ends_of_run(self.lm)),
+            else greedy_answers(session, prompts, ends=ends_of_run(self.lm, self.pipeline.generation)),
             template_equal=same_rendering(self.lm.tokenizer, lambda messages: render(tokenizer, messages)),
             prompts_equal=self.count_equal_prompts(
                 prompts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]

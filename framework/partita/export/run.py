@@ -62,7 +62,7 @@ def export_model(
     exporter.check_model()
     prompts = check_prompts(pipeline, pipeline.lm, rows, must_exist=options.dataset is not None)
     with waiting("answering with the model", line=False):
-        answers = model_answers(pipeline.lm, prompts)
+        answers = model_answers(pipeline.lm, prompts, options=pipeline.generation)
     with completed(exporter.folder, options.output):
         with waiting(f"writing {options.output}", line=False):
             exporter.write()

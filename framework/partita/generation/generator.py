@@ -22,6 +22,7 @@ from partita.lm.base import (
     request_limit,
 )
 from partita_schema.errors import DataError, ModelError
+from partita_schema.json_values import NOT_UNICODE
 
 
 class Generator(Protocol):
@@ -161,12 +162,16 @@ def plain_requests(
 ) -> list[GenerationRequest]:
     """Return a request per prompt; `max_new_tokens` is reduced to what the context leaves.
 
-    Raises DataError if a prompt is empty or fills the context.
+    Raises DataError if a prompt is empty, not Unicode or fills the context.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     context = lm.context_length
     requests: list[GenerationRequest] = []
-    for ids in (lm.tokenizer(text)["input_ids"] for text in texts):
+    for text in texts:
+        try:
+            ids = lm.tokenizer(text)["input_ids"]
+        except (TypeError, UnicodeEncodeError):
+            raise DataError(f"a prompt is {NOT_UNICODE}") from None
         if not ids:
             raise DataError("a prompt is empty; write at least a character")
         usable, most = usable_lengths(

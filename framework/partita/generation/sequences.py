@@ -150,6 +150,10 @@ class WaitingOutputs(WaitingRows):
         self.rows[-len(rows) :] = [row for row in rows if row not in started]
         return group
 
+    def has_begun(self, row: int) -> bool:
+        """Return whether a waiting row has an answer, or shares its prompt with a row that has started."""
+        return row in self.turns or super().has_begun(row)
+
     def shared_prompt(self, row: int) -> int | None:
         """Return the name of a row's prompt if other rows have the same one, as before the first answer."""
         return None if row in self.turns else super().shared_prompt(row)

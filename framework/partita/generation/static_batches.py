@@ -17,7 +17,7 @@ device ends the job.
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -165,6 +165,34 @@ def requests_in_batches(
                 ) from part.failure
             answers.update(zip((int(rows[index]) for index in part.indices), part.result, strict=True))
     return [answers[index] for index in range(len(requests))]
+
+
+def requests_or_errors(
+    lm: "GenerativeModel", requests: Sequence[GenerationRequest], settings: GenerationSettings
+) -> list[RowResult]:
+    """Return the answer or the error of each request, in input order; if they fail together, each is answered alone.
+
+    Args:
+        lm: The model.
+        requests: The prompts.
+        settings: How they are generated.
+
+    Raises:
+        JobError: The device failed.
+    """
+    try:
+        answers = requests_in_batches(lm, requests, settings)
+    except Exception as error:
+        stop_if_broken(error)
+        reason = describe_error(error)
+    else:
+        return [RowResult(index, answer) for index, answer in enumerate(answers)]
+    # Outside the block above: a bound exception keeps the tensors of the failed pass alive.
+    if len(requests) == 1:
+        return [RowResult(0, None, reason)]
+    logger.info("%s failed together and are answered one by one: %s", counted(len(requests), "prompt"), reason)
+    alone = [requests_or_errors(lm, [request], settings)[0] for request in requests]
+    return [replace(result, row=index) for index, result in enumerate(alone)]
 
 
 @dataclass(frozen=True)

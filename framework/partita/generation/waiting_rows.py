@@ -52,8 +52,12 @@ class WaitingRows:
         self.forget_plan()
 
     def remove_new(self) -> None:
-        """Remove all rows but those that share their prompt with a row that has started."""
-        self.remove({row for row in self.rows if self.shared_prompt(row) not in self.begun})
+        """Remove all rows but those that have begun."""
+        self.remove({row for row in self.rows if not self.has_begun(row)})
+
+    def has_begun(self, row: int) -> bool:
+        """Return whether a waiting row shares its prompt with a row that has started."""
+        return self.shared_prompt(row) in self.begun
 
     def forget_plan(self) -> None:
         """Plan the next passes again, because slots or waiting rows have changed."""

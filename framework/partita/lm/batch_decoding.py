@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partita.lm.base import GenerationRequest, SlotRequest
-from partita.lm.continuation import decode_continuation
+from partita.lm.batch_prompts import Decode
 from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.sampler import Sampler
 from partita.lm.transformers_internals import optimized_for_decoding, prefill, updated_inputs
+from partita_schema.errors import ModelError
 
 if TYPE_CHECKING:
-    from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import LogitsProcessorList, PreTrainedModel
 
 FULL = 0.75
 """A batch is made smaller when at most this part of its rows is left: selecting rows copies their keys and values."""
@@ -29,16 +30,17 @@ SELECTED = ("attention_mask", "decoder_attention_mask")
 class StopStrings:
     """Finds stop strings in the last tokens of a row: a string of n bytes has at most n tokens."""
 
-    def __init__(self, stop: Sequence[str], *, tokenizer: "PreTrainedTokenizerFast") -> None:
+    def __init__(self, stop: Sequence[str], *, decode: Decode) -> None:
+        """Find `stop` in the texts of `decode`, which are those of answers; the beginning of a text may be special."""
         self.stop = stop
-        self.tokenizer = tokenizer
+        self.decode = decode
         self.tail = max((len(text.encode()) for text in stop), default=0) + 4
 
     def end(self, ids: Sequence[int]) -> bool:
         """Return whether the new tokens of a row have a stop string near their end."""
         if not self.stop:
             return False
-        text = decode_continuation(self.tokenizer, ids[-self.tail :])
+        text = self.decode(ids[-self.tail :])
         return any(stop in text for stop in self.stop)
 
 
@@ -102,7 +104,7 @@ class BatchDecoder:
             inputs: The other inputs of the model.
 
         Raises:
-            ValueError: The scores of a row are NaN.
+            ModelError: The scores of a row are NaN.
         """
         outputs = prefill(model, input_ids, generation_config, inputs)
         with optimized_for_decoding(model):
@@ -112,7 +114,8 @@ class BatchDecoder:
                 copy = outputs.logits.shape[1] > 1
                 scores_BV = outputs.logits[:, -1].to(input_ids.device, torch.float32, copy=copy)
                 del outputs
-                tokens_B = self.choose(logits_processor(input_ids, scores_BV) if logits_processor else scores_BV)
+                processed_BV = logits_processor(input_ids, scores_BV) if logits_processor else scores_BV
+                tokens_B = self.choose(processed_BV, logits_BV=scores_BV)
                 if self.after_token is not None:
                     self.after_token()
                 if not any(self.batch):
@@ -124,15 +127,20 @@ class BatchDecoder:
         self.cache = inputs.get("past_key_values")
         return input_ids
 
-    def choose(self, scores_BV: torch.Tensor) -> torch.Tensor:
-        """Return the next token of each row [B], any for rows that have ended; add it to the rows."""
+    def choose(self, scores_BV: torch.Tensor, *, logits_BV: torch.Tensor) -> torch.Tensor:
+        """Return the next token of each row [B], any for rows that have ended; add it to the rows.
+
+        `scores_BV` are those to choose by, `logits_BV` those of the model.
+        """
         going = [(index, row) for index, row in enumerate(self.batch) if row is not None]
         indices, rows = [index for index, _ in going], [row for _, row in going]
         whole = len(going) == len(self.batch)
-        tokens_N, _ = self.sampler.choose(scores_BV if whole else scores_BV[indices], rows)
+        if not whole:
+            scores_BV, logits_BV = scores_BV[indices], logits_BV[indices]
+        tokens_N, _ = self.sampler.choose(scores_BV, rows, logits_NV=logits_BV)
         for index, row, token in zip(indices, rows, tokens_N.tolist(), strict=True):
             if token < 0:
-                raise ValueError(NOT_NUMBERS)
+                raise ModelError(NOT_NUMBERS)
             row.new.append(token)
             if token in self.sampler.end_ids or len(row.new) >= row.request.max_new_tokens or self.stop.end(row.new):
                 self.batch[index] = None

@@ -69,6 +69,20 @@ def generation_options(
     )
 
 
+def check_token_ids(generation: Generation, *, size: int) -> None:
+    """Raise ModelError if a token id in the file is not one of a model with `size` tokens, and would have no effect."""
+    for key in ("stop_token_ids", "suppress_tokens", "begin_suppress_tokens"):
+        mistake = unknown_token(getattr(generation, key) or (), size=size)
+        if mistake is not None:
+            raise ModelError(f"generation.{key}: {mistake}; write ids below {size:,}")
+
+
+def unknown_token(ids: Sequence[int], *, size: int) -> str | None:
+    """Return a text that names the first of these ids that is none of a model with `size` tokens; None if all are."""
+    wrong = next((token for token in ids if not 0 <= token < size), None)
+    return None if wrong is None else f"{wrong} is not a token of this model, which has {size:,}"
+
+
 def as_lists(value: Any) -> Any:
     """Convert tuples to lists, as transformers expects."""
     return [as_lists(item) for item in value] if isinstance(value, tuple) else value
@@ -181,14 +195,14 @@ def generate_batch(
         prompts: The padded prompts with their limits.
         options: Generation settings.
         sampler: Chooses the tokens.
-        tokenizer: Decodes the tokens.
+        tokenizer: Names the special tokens.
 
     Raises:
-        ValueError: The scores of a row are NaN.
+        ModelError: The scores of a row are NaN.
     """
     limits = [request.max_new_tokens for request in prompts.requests]
     settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
-    stop = StopStrings(options.stop, tokenizer=tokenizer)
+    stop = StopStrings(options.stop, decode=prompts.decode)
     rows: Sequence[Row | None] = [None] * len(limits)
     if options.beams > 1:
         criterion = RowLimits(limits, stop=stop, prompt_length=prompts.length)

@@ -88,14 +88,24 @@ class Sampler:
             row.matcher = grammar.matcher()
 
     def choose(
-        self, logits_NV: torch.Tensor, rows: Sequence[Row], *, find_near_ties: bool = False
+        self,
+        given_NV: torch.Tensor,
+        rows: Sequence[Row],
+        *,
+        logits_NV: torch.Tensor | None = None,
+        find_near_ties: bool = False,
     ) -> tuple[torch.Tensor, list[int]]:
         """Return the next token of each row [N], -1 for rows without one, and the rows with a near tie.
 
-        Near ties are found only if `find_near_ties` is set. Only log probabilities change the state of a row, so
-        without them the call can be repeated.
+        Only log probabilities change the state of a row, so without them the call can be repeated.
+
+        Args:
+            given_NV: The scores to choose by, before the processors of the options.
+            rows: The rows.
+            logits_NV: The model's scores, of which log probabilities are computed. Default: `given_NV`.
+            find_near_ties: Whether near ties are found.
         """
-        scores_NV = logits_NV.float()
+        scores_NV = given_NV.float()
         means_N = scores_NV.mean(-1) if find_near_ties and not self.do_sample else None  # before scores are masked
         if self.by_row:
             scores_NV = torch.cat([self.process(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
@@ -108,7 +118,7 @@ class Sampler:
                 scores_NV = scores_NV.clone() if self.logprobs or self.grammar is not None else scores_NV
                 scores_NV[indices[:, None], self.ends] = -torch.inf
         if self.grammar is not None:
-            scores_NV = self.grammar.mask_scores(scores_NV, rows, otherwise=logits_NV)
+            scores_NV = self.grammar.mask_scores(scores_NV, rows, otherwise=given_NV)
         if self.do_sample:
             tokens_N, valid_N = self.sample(scores_NV, rows)
         else:
@@ -118,7 +128,7 @@ class Sampler:
             find = near_ties_on_cpu if scores_NV.device.type == "cpu" else near_ties
             close = find(scores_NV, tokens_N, means_N)
         if self.logprobs:
-            self.add_logprobs(logits_NV, tokens_N, rows)
+            self.add_logprobs(given_NV if logits_NV is None else logits_NV, tokens_N, rows)
         return torch.where(valid_N, tokens_N, -1), close
 
     def add_logprobs(self, logits_NV: torch.Tensor, tokens_N: torch.Tensor, rows: Sequence[Row]) -> None:

@@ -184,7 +184,7 @@ def run(
         never = EosTokenCriteria(NO_TOKEN)  # replaces the library's own criterion
         output = beam_search(lm.base, prompts, options, settings=settings, ends=sampler.ends, criteria=[never, clock])
         return output.past_key_values
-    decoder = BatchDecoder(sampler, requests, stop=StopStrings((), tokenizer=lm.tokenizer), after_token=clock.tick)
+    decoder = BatchDecoder(sampler, requests, stop=StopStrings((), decode=prompts.decode), after_token=clock.tick)
     lm.base.generate(**prompts.inputs, generation_config=settings, custom_generate=decoder)
     return decoder.cache
 

@@ -24,7 +24,7 @@ from partita.generation.job import PredictionPipeline
 from partita.generation.requests import AnswerSequence
 from partita.lm.bag_model import load_bag
 from partita.lm.base import AnswerContext, GenerationOptions, GenerativeModel, Label
-from partita.lm.generation import generation_options, log_checkpoint_settings
+from partita.lm.generation import check_token_ids, generation_options, log_checkpoint_settings
 from partita.lm.generation_defaults import effective_generation
 from partita.lm.heads.base import Head
 from partita.lm.load_model import load_model
@@ -83,6 +83,10 @@ class CheckpointedModel(EngineSupport, Protocol):
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
         """Content of the checkpoint's generation_config.json."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of logits per position."""
 
 
 @waiting("loading the model")
@@ -181,8 +185,9 @@ def assemble_pipeline(
         labels: Labels by output.
 
     Raises:
-        ModelError: The model cannot constrain its answers as the file asks.
+        ModelError: The model cannot constrain its answers as the file asks, or a token id in the file is none of it.
     """
+    check_token_ids(config.generation, size=model.vocabulary_size)
     shipped = model.checkpoint_generation
     options = generation_options(config, tokenizer=model.tokenizer, checkpoint=shipped)
     generation = with_constraints(options, config, labels=labels, row_tokenizer=row_tokenizer)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from partita.lm.base import Generated, TokenLogprob
 from partita.lm.continuation import decode_continuation
-from partita.lm.grammar import token_bytes
+from partita.lm.grammar import special_ids, token_bytes
 from partita.serving.tool_use import ToolCall
 
 Kind = Literal["chat", "completion"]
@@ -88,7 +88,7 @@ class TokenTexts:
     def __init__(self, tokenizer: Any, *, size: int) -> None:
         """Find the bytes of the first `size` tokens."""
         self.tokenizer, self.spelled = tokenizer, token_bytes(tokenizer, size=size)
-        self.special = frozenset(tokenizer.all_special_ids)
+        self.special = frozenset(special_ids(tokenizer))
         """Tokens that are left out of texts."""
 
     def text(self, token: int) -> str:

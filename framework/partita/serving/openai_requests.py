@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 
 from partita.lm.base import GenerationOptions
-from partita.lm.generation import answer_ends
+from partita.lm.generation import answer_ends, unknown_token
 from partita.serving.bodies import SamplingBody
 from partita.serving.chat_prompts import NO_EFFECT, ineffective_setting, sampling_options
 from partita.serving.engine import ServingEngine
@@ -17,6 +17,7 @@ from partita.serving.errors import ApiError
 from partita.serving.openai_format import TokenTexts, event_of
 from partita.serving.request_queue import AnswerRequest
 from partita_schema.errors import RowError
+from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.outputs.grammar_rules import mistake_in
 
 
@@ -90,15 +91,15 @@ class EngineRequests:
 
     def check_tokens(self, ids: Sequence[int]) -> None:
         """Raise ApiError if one of these is not a token of the model."""
-        size = self.core.lm.vocabulary_size
-        wrong = next((token for token in ids if not 0 <= token < size), None)
-        if wrong is not None:
-            raise ApiError(400, f"{wrong} is not a token of this model, which has {size:,}")
+        mistake = unknown_token(ids, size=self.core.lm.vocabulary_size)
+        if mistake is not None:
+            raise ApiError(400, mistake)
 
     def check_writes(self) -> None:
         """Raise ApiError if the model writes no text."""
         config = self.core.row_pipeline.config
-        if config.head_output is not None or config.scores_answers:
+        is_bag = isinstance(config.base_model, EmbeddingBagModel)
+        if is_bag or config.head_output is not None or config.scores_answers:
             raise ApiError(400, "the model writes no text; send rows to /predict")
 
     def _check_options(self, options: GenerationOptions) -> None:

@@ -1,13 +1,12 @@
 """Answers requests in static batches, for models and settings without continuous batching."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from partita.generation.requests import GenerationSettings, stop_if_broken
-from partita.generation.static_batches import requests_in_batches
+from partita.generation.requests import GenerationSettings
+from partita.generation.static_batches import requests_or_errors
 from partita.lm.base import Generated, GenerationRequest, GenerativeModel
 from partita.serving.request_queue import PendingAnswer
-from partita_schema.common.text import describe_error
 
 Finish = Callable[[PendingAnswer, Generated | None, str | None], None]
 """Ends a request with its answer or its error."""
@@ -42,21 +41,11 @@ class RequestBatches:
         batch = list(self.running)
         if not batch:
             return
-        for pending, (generated, error) in zip(batch, self._generate(batch), strict=True):
-            self.finish(pending, generated, error)
-            self.running.remove(pending)
-
-    def _generate(self, batch: Sequence[PendingAnswer]) -> list[tuple[Generated | None, str | None]]:
-        """Return the answer or the error of each request; if the batch fails, each is answered separately."""
         settings = GenerationSettings(batch[0].request.options, self.settings.budget, self.settings.seed)
         requests = [
             GenerationRequest(list(one.request.input_ids), one.request.max_new_tokens, key=one.request.key)
             for one in batch
         ]
-        try:
-            return [(answer, None) for answer in requests_in_batches(self.lm, requests, settings)]
-        except Exception as error:
-            stop_if_broken(error)
-            if len(batch) == 1:
-                return [(None, describe_error(error))]
-        return [answer for pending in batch for answer in self._generate([pending])]
+        for pending, result in zip(batch, requests_or_errors(self.lm, requests, settings), strict=True):
+            self.finish(pending, result.generated, result.error)
+            self.running.remove(pending)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.tool_calls import TRIAL_CALL, TRIAL_NAME, TRIAL_TOOL
+from partita.lm.grammar import special_ids
 from partita_schema.errors import ModelError, RowError
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted, whole_grammar
 
@@ -66,9 +67,8 @@ def call_form(template: ChatTemplate, tokenizer: Any) -> CallForm:
     if found is None or not whole.startswith(prompt):
         raise RowError("the model's chat template does not write tool calls as JSON objects; leave tools out")
     key = next((key for key in ARGUMENT_KEYS if key in found.value), ARGUMENT_KEYS[0])
-    special = [str(token) for token in tokenizer.all_special_tokens]
     before, after = added[: found.start], added[found.end :]
-    for token in special:
+    for token in tokenizer.convert_ids_to_tokens(sorted(special_ids(tokenizer))):
         before, after = before.replace(token, ""), after.partition(token)[0]
     return CallForm(before.lstrip(), after.rstrip(), key)
 

@@ -119,15 +119,15 @@ def tasks_of(rows: Rows, read: Callable[[Mapping[str, Any]], Mapping[str, Any]])
 
 
 def build_world(
-    section: Simulation, *, folder: Path, resources: ExitStack, system: str | None = None
+    config: Config, section: Simulation, *, folder: Path, resources: ExitStack
 ) -> tuple[World, dict[str, str]]:
     """Build the world. Returns it with hashes of the user's programs in it.
 
     Args:
-        section: The `simulation` section.
+        config: Validated configuration.
+        section: Its `simulation` section.
         folder: Folder of the configuration file.
         resources: Releases the resources of the world when it is closed.
-        system: The system prompt of the file.
 
     Raises:
         ConfigError: A program cannot be loaded or created.
@@ -141,7 +141,7 @@ def build_world(
         make = environments(kind, section, folder=folder, resources=resources)
         closer = BackgroundCloser()
         resources.callback(closer.end, section.limits.step_seconds)
-        system = system if section.world.interface == "tools" else None
+        system = config.prompt.system if section.world.interface == "tools" else None
         world = EnvironmentWorld(make, max_turns=section.max_turns, closer=closer, system=system)
         parts["environment"] = source_digest(code)
     elif isinstance(section.world, CustomWorldConfig):
@@ -153,7 +153,8 @@ def build_world(
     kind = CHECKERS.load(section.checker.type, key="simulation.checker.type", folder=folder)
     checker = factory(kind, section.checker.options, key="simulation.checker.options")()
     parts["checker"] = source_digest(kind)
-    return CheckedWorld(world, checker, rounds=section.checker.rounds), parts
+    outputs = build_turn_outputs(config)
+    return CheckedWorld(world, checker, rounds=section.checker.rounds, outputs=outputs), parts
 
 
 def build_custom(world: CustomWorldConfig, section: Simulation, *, folder: Path) -> tuple[World, str]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from partita.data.episode import AGENT, Episode
 from partita.data.formatting.row_tokenizer import PromptExample
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings, RowRequests, RowResult
-from partita.generation.static_batches import requests_in_batches
+from partita.generation.static_batches import requests_or_errors
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.simulation.dialogue_scheduler import DialogueScheduler
 from partita.simulation.speakers import TurnResult, WaitingTurn
@@ -157,7 +157,11 @@ class ModelSpeaker:
         return results
 
     def generate_batch(self) -> list[RowResult]:
-        """Answer all waiting episodes at once, those that are asked for the same output of a turn together."""
+        """Answer all waiting episodes at once, those that are asked for the same output of a turn together.
+
+        Raises:
+            JobError: The device failed.
+        """
         spec, results = self.spec, list[RowResult]()
         by_constraint: dict[int, list[int]] = {}
         for row in self.take(len(self.lengths)):
@@ -168,8 +172,7 @@ class ModelSpeaker:
                 for row, ids in zip(rows, self.prompts(rows), strict=True)
             ]
             settings = GenerationSettings(spec.options.with_constraint(constraint), spec.budget, spec.seed)
-            answers = requests_in_batches(spec.lm, requests, settings)
-            results += [RowResult(row, generated, None) for row, generated in zip(rows, answers, strict=True)]
+            results += [replace(one, row=rows[one.row]) for one in requests_or_errors(spec.lm, requests, settings)]
         return results
 
     def handle_result(self, result: RowResult) -> None:

@@ -258,9 +258,7 @@ def build_setup(
     section = section_of(pipeline.config)
     tasks, tasks_hash = open_tasks(pipeline.config, section, folder=pipeline.folder, rows=rows)
     check_columns(section, [(task.key, task.values) for task in tasks])
-    world, parts = build_world(
-        section, folder=pipeline.folder, resources=resources, system=pipeline.config.prompt.system
-    )
+    world, parts = build_world(pipeline.config, section, folder=pipeline.folder, resources=resources)
     programs, program_hashes = build_programs(section, folder=pipeline.folder)
     rollout, transcripts, rollout_hashes = load_rollout_and_transcripts(section, folder=pipeline.folder)
     main = models[AGENT]

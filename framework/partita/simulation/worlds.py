@@ -31,6 +31,7 @@ from partita.simulation.contract import (
     messages_of,
 )
 from partita_schema.common.text import describe_error
+from partita_schema.turn_outputs import TurnOutputs
 
 logger = logging.getLogger(__name__)
 
@@ -254,8 +255,16 @@ class CheckerError(Exception):
 class CheckedWorld:
     """Wrapper of a world that checks each finished episode, and requests another answer if the checker rejects it."""
 
-    def __init__(self, world: World, checker: Checker, *, rounds: int) -> None:
-        self.world, self.checker, self.rounds = world, checker, rounds
+    def __init__(self, world: World, checker: Checker, *, rounds: int, outputs: TurnOutputs | None = None) -> None:
+        """Wrap a world.
+
+        Args:
+            world: The world.
+            checker: Checks its episodes.
+            rounds: Most further answers to an episode.
+            outputs: The outputs of a turn of the model; None if a turn is only a text.
+        """
+        self.world, self.checker, self.rounds, self.outputs = world, checker, rounds, outputs
 
     def run(self, episode: Episode) -> Play:
         """Run the wrapped world and check its episode, with up to `rounds` further answers after a rejection.
@@ -268,12 +277,22 @@ class CheckedWorld:
         while not verdict.ok and verdict.feedback and episode.rounds < self.rounds and episode.status == "done":
             episode.status = None
             episode.rounds += 1
-            episode.observe(messages_of(verdict.feedback, "check"), agent="checker", gold=verdict.target)
+            episode.observe(messages_of(verdict.feedback, "check"), agent="checker", gold=self.gold(verdict, episode))
             yield RequestTurn()
             episode.end("done")
             verdict = self.verdict(episode)
         episode.ok, episode.target = verdict.ok, verdict.target
         episode.metrics |= verdict.metrics
+
+    def gold(self, verdict: Verdict, episode: Episode) -> str | None:
+        """Return the right answer to the feedback: the target, or that of the rejected answer.
+
+        A target may be a part of an answer, such as the reply that the others receive, or missing.
+        """
+        target = verdict.target
+        if target is not None and (self.outputs is None or self.outputs.are_in(target)):
+            return target
+        return episode.replies[-1].gold if episode.replies else None
 
     def verdict(self, episode: Episode) -> Verdict:
         """Return the checker's verdict. Raises CheckerError."""

@@ -84,7 +84,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
         raise ConfigError([Problem("simulation.self_training", message)])
     section = dialogues_of_rounds(config, plan)
     with ExitStack() as resources:
-        build_world(section, folder=folder, resources=resources)
+        build_world(config, section, folder=folder, resources=resources)
     build_programs(section, folder=folder)
     load_rollout_and_transcripts(section, folder=folder)
     if section.tasks != Tasks():

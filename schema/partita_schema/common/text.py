@@ -12,7 +12,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return the class of an exception and its text, if it has one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        text = str(error)
+    except Exception as other:  # of a class of the user
+        text = f"its text cannot be read ({type(other).__name__})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def value_text(value: Any, *, digits: int | None = None) -> str:

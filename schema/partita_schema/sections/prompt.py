@@ -13,6 +13,7 @@ from partita_schema.base import (
     NonNegativeInt,
     Number,
     Positive,
+    PositiveFraction,
     PositiveInt,
     Seed,
     StrictBool,
@@ -161,13 +162,13 @@ class Generation(ConfigModel):
     2019)."""
     min_p: Fraction | None = None
     """Sample from tokens whose probability is at least min_p times that of the most likely token."""
-    typical_p: Fraction | None = None
+    typical_p: PositiveFraction | None = None
     """Locally typical sampling: probability mass to keep (Meister et al. 2022)."""
     epsilon_cutoff: Fraction | None = None
     """Epsilon sampling: sample from tokens whose probability is at least this (Hewitt et al. 2022)."""
     eta_cutoff: Fraction | None = None
     """Eta sampling: entropy-dependent probability cutoff (Hewitt et al. 2022)."""
-    top_h: Fraction | None = None
+    top_h: PositiveFraction | None = None
     """Top-H sampling: limit the entropy of the sampling distribution."""
     num_beams: PositiveInt | None = None
     """Number of beams of beam search; 1 disables it. Default: the checkpoint's value, otherwise 1."""

@@ -1,10 +1,8 @@
 """Rounds of simulation and training: `simulation.self_training`."""
 
-from typing import Annotated
+from pydantic import model_validator
 
-from pydantic import Field, model_validator
-
-from partita_schema.base import ConfigModel, Fraction, Name, Positive, PositiveInt, rule_error
+from partita_schema.base import ConfigModel, Fraction, Name, Positive, PositiveFraction, PositiveInt, rule_error
 from partita_schema.sections.sources import Select, Target
 
 
@@ -38,7 +36,7 @@ class SelfTrainingConfig(ConfigModel):
     """Episodes to train on: corrected, succeeded, all or best_and_worst, as for a source of type simulation."""
     target: Target = "last_agent_turn"
     """Turns with a loss: last_agent_turn or every_agent_turn, as for a source of type simulation."""
-    mix: Annotated[Fraction, Field(gt=0)] = 0.4
+    mix: PositiveFraction = 0.4
     """Share of a round's rows that come from episodes; the others come from data. 1: only episodes."""
     keep_rounds: PositiveInt = 4
     """Number of most recent rounds whose episodes are trained on together."""

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from partita import DataError, ExportError, Model, ModelError, PartitaError, WriteError
+from partita.lm.huggingface import HuggingFaceModel
 
 from ...classifiers import settings as head_settings
 from ...encoder_decoders import save_encoder_decoder
@@ -75,6 +76,15 @@ def test_weights_have_the_wanted_dtype_and_end_tokens_are_those_of_the_run(lora_
     assert settings["eos_token_id"] == [1, 2, 5], "<unk> is token 2"
     assert not settings.get("_from_model_config"), "transformers would read the end tokens of config.json"
     assert json.loads((tmp_path / "half" / "tokenizer_config.json").read_text())["eos_token"]
+
+
+def test_special_tokens_of_the_checkpoint_s_stop_texts_end_answers_of_the_export(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HuggingFaceModel, "checkpoint_generation", {"stop_strings": ["<unk>", "."]})
+    Model.load(lora_run, quiet=True).export("merged", tmp_path / "merged", min_agreement=0)
+    settings = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
+    assert settings["eos_token_id"] == [1, 2], "<unk> is token 2"
 
 
 def test_an_export_that_answers_otherwise_fails_and_names_the_token(

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -646,13 +647,14 @@ def test_a_request_that_does_not_fit_alone_is_reported(lm, memory_ceiling: Any) 
     assert str(caught.value) == f"a prompt {too_large(50, 6)}"
 
 
-def test_a_request_with_nan_logits_is_reported(lm) -> None:
+@pytest.mark.parametrize("slots", [True, False])
+def test_a_request_with_nan_logits_is_reported(lm, slots: bool) -> None:
     hook = lm.base.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: output.masked_fill((inputs[0] == 7)[..., None], torch.nan)
     )
     try:
         with pytest.raises(ModelError, match=r"^the model's scores are NaN$"):
-            ask(lm, [*requests_of([3, 9], [5, 5]), GenerationRequest([5, 7], 5)])
+            ask(lm, [*requests_of([3, 9], [5, 5]), GenerationRequest([5, 7], 5)], options=replace(GREEDY, slots=slots))
     finally:
         hook.remove()
 

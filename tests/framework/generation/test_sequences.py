@@ -2,12 +2,14 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,10 +18,13 @@ from partita.data.formatting.row_tokenizer import PromptExample
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.generation.best_of import BestOf
 from partita.generation.generator import LocalGenerator, generate_requests
+from partita.generation.job import Tally
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
+from partita.generation.prompts import EncodedPrompts
 from partita.generation.requests import GenerationSettings
-from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.base import GenerationOptions, GenerationRequest, SlotRequest
+from partita.lm.slots.slots import Slots
 from partita.pipeline.build import Pipeline, assemble_pipeline
 from partita_schema.config import Config
 from partita_schema.rows import row_schema
@@ -287,6 +292,35 @@ def test_a_job_continues_with_the_rows_that_are_missing_in_its_journal(lm: Any, 
     for row in resumed:
         assert row["action_probability"] == max(row["action_probabilities"].values())
         assert row["state"] == json.loads(row["state_raw"])
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("place", [1, 4, 7])
+def test_a_stopping_job_answers_all_outputs_of_started_rows(
+    lm: Any, monkeypatch: pytest.MonkeyPatch, place: int, num_samples: int
+) -> None:
+    outputs, rows, admit = (REPLY, REPLY | {"name": "more"}), rows_of(dialogues(8)), Slots.admit
+    pipeline = pipeline_of(lm, config_of(*outputs, generation={"do_sample": num_samples > 1}))
+    if num_samples > 1:
+        pipeline = replace(pipeline, best_of=BestOf(num_samples, Rule(lambda row, answer: 1.0)))
+    wanted, started, steps = answers_of(pipeline, rows), set[int](), Counter[str]()
+
+    def noted(self: Slots, requests: Sequence[SlotRequest]) -> Any:
+        started.update(request.row // num_samples for request in requests)
+        return admit(self, requests)
+
+    def stopping() -> bool:
+        steps["asked"] += 1
+        return steps["asked"] > place
+
+    monkeypatch.setattr(Slots, "admit", noted)
+    prompts = EncodedPrompts(rows, pipeline.row_tokenizer, pipeline.row_schema)
+    job = pipeline.prediction_job(prompts, lambda prompts: BatchBudget(4), rows=rows).stopped_by(stopping)
+    batches = job.completions(done=np.zeros(8, dtype=np.bool_), attempts=lambda row: 0, tally=Tally())
+    answers = {answer.row: json.loads(str(answer.record.text)) for batch in batches for answer in batch}
+
+    assert 0 < len(started) < 8
+    assert answers == {row: wanted[row] for row in started}
 
 
 def test_an_unreadable_output_leaves_the_others_readable(lm: Any) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings, unanswerable
-from partita.generation.static_batches import plan_batches, requests_in_batches
+from partita.generation.static_batches import plan_batches, requests_in_batches, requests_or_errors
 from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import JobError
@@ -139,6 +139,24 @@ def test_a_row_that_raises_does_not_affect_others() -> None:
     lm = ScriptedModel(answer)
     result = answers(run(lm, texts(lm, "good", "bad", "fine", "x", "y")))
     assert result == {0: "GOOD", 1: "ValueError: no such luck", 2: "FINE", 3: "X", 4: "Y"}
+
+
+def test_requests_that_fail_together_are_answered_alone() -> None:
+    def answer(prompt: str) -> str:
+        if prompt == "bad":
+            raise ValueError("no such luck")
+        return prompt.upper()
+
+    lm = ScriptedModel(answer)
+    requests = [GenerationRequest(ids, 8) for ids in texts(lm, "good", "bad", "fine").ids]
+    results = requests_or_errors(lm, requests, GenerationSettings(GREEDY, BatchBudget(2), 1))
+
+    assert [result.row for result in results] == [0, 1, 2]
+    assert [one.generated.text if one.generated else one.error for one in results] == [
+        "GOOD",
+        "ValueError: no such luck",
+        "FINE",
+    ]
 
 
 def test_a_broken_device_ends_the_job_and_is_no_error_of_its_rows() -> None:

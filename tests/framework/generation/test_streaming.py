@@ -95,6 +95,13 @@ def test_a_stream_that_is_not_read_completely_does_not_change_the_model() -> Non
     assert made.generate(PROMPTS[0], max_new_tokens=20) == whole
 
 
+def test_a_prompt_that_is_not_unicode_is_refused() -> None:
+    made = model()
+    for stream in (False, True):
+        with pytest.raises(DataError, match=r"^a prompt is not Unicode: half of a surrogate pair$"):
+            list(made.generate(["a", "\ud800"], stream=stream))  # type: ignore[call-overload]
+
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=30)
 
 

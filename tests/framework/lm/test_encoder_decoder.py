@@ -198,6 +198,20 @@ def test_an_answer_is_decoded_as_the_beginning_of_a_text(models) -> None:
     assert lm.decode(ids) == "red ball"
 
 
+@pytest.mark.parametrize("arguments", [{}, {"num_beams": 2}])
+def test_the_space_before_the_first_word_is_no_stop_text(models, arguments: dict) -> None:
+    lm = models("t5")
+    words = [token for text, token in lm.tokenizer.get_vocab().items() if text.startswith("\u2581") and len(text) > 1]
+    others = [token for token in range(lm.vocabulary_size) if token not in words]
+    settings = {"do_sample": False, "suppress_tokens": others, **arguments}
+
+    answers = lm.generate(build_requests(), GenerationOptions(settings, stop=(" ",)), seed=0)
+
+    for answer in answers:
+        assert (len(answer.ids), answer.finish_reason) == (2, "stop")
+        assert answer.text == lm.decode(answer.ids[:1])
+
+
 def test_sampled_answers_depend_on_the_key_of_a_row_and_not_on_the_batch(models) -> None:
     lm = models("bart")
     options = GenerationOptions({"do_sample": True, "temperature": 5.0, "top_k": 0}, logprobs=True)

@@ -232,8 +232,23 @@ def test_every_generation_key_is_accepted_without_a_warning(small, generation: d
     assert all(len(answer.ids) <= limit for answer, limit in zip(answers, (4, 2), strict=True))
 
 
+def test_log_probabilities_are_those_of_the_model_before_guidance(small) -> None:
+    lm = sharp(small)
+    requests = small.requests((6, 5), (4, 2), (9, 5))
+    options = replace(GREEDY, arguments={**GREEDY.arguments, "guidance_scale": 3.0}, logprobs=True)
+    answers = lm.generate(requests, options, seed=0)
+    assert [one.ids for one in answers] != [one.ids for one in lm.generate(requests, GREEDY, seed=0)]
+    for request, answer in zip(requests, answers, strict=True):
+        assert answer.finish_reason == "length"
+        ids = torch.tensor([[*request.input_ids, *answer.ids]])
+        with torch.no_grad():
+            chances_TV = lm.base(ids).logits[0, len(request.input_ids) - 1 : -1].log_softmax(-1)
+        expected = chances_TV.gather(1, ids[0, len(request.input_ids) :, None]).sum().item()
+        assert answer.logprob == pytest.approx(expected, abs=1e-3)
+
+
 def test_row_limits_count_only_new_tokens_and_apply_to_every_beam() -> None:
-    stop = StopStrings((), tokenizer=None)  # type: ignore[arg-type] # not used without stop strings
+    stop = StopStrings((), decode=str)
     limits = RowLimits([1, 2], stop=stop, prompt_length=3)
     assert limits(torch.zeros(4, 4)).tolist() == [True, True, False, False]
 

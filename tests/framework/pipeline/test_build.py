@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from partita import DataError, Model
+from partita import DataError, Model, ModelError
 
 
 def zero_shot(colours: Any, **changes: Any) -> dict[str, Any]:
@@ -58,6 +58,18 @@ def test_a_new_model_without_rows_reports_where_to_add_them(colours: Any, tmp_pa
     config["data"] = {"test": config["data"]["source"]} if data == "test rows only" else {}
     with pytest.raises(DataError, match=r"^a new model needs rows for its tokenizer; write data\.source in the file$"):
         Model(config, quiet=True).predict(colours.rows(2))
+
+
+@pytest.mark.parametrize("key", ["stop_token_ids", "suppress_tokens", "begin_suppress_tokens"])
+def test_token_ids_of_another_model_are_refused(colours: Any, key: str) -> None:
+    config = zero_shot(colours)
+    config["base_model"] |= {"tokenizer": "byte", "vocab_size": 258}
+    config["generation"] = {key: [5, 258]}
+    with pytest.raises(ModelError) as caught:
+        Model(config, quiet=True).predict(colours.rows(2))
+    assert str(caught.value) == (
+        f"generation.{key}: 258 is not a token of this model, which has 258; write ids below 258"
+    )
 
 
 def test_a_new_model_with_a_tokenizer_of_bytes_needs_no_rows(colours: Any) -> None:

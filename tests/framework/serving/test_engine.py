@@ -276,8 +276,8 @@ def test_a_failure_of_the_device_ends_jobs_and_batches_too(tmp_path: Any, monkey
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    for name in ("row_jobs.generate_for_rows", "request_batches.requests_in_batches"):
-        monkeypatch.setattr(f"partita.serving.{name}", fail)
+    for name in ("serving.row_jobs.generate_for_rows", "generation.static_batches.requests_in_batches"):
+        monkeypatch.setattr(f"partita.{name}", fail)
     model = make_model(tmp_path, generation={"slots": False})
     for kind in ("job", "batch"):
         with open_engine(model, context=200, batch_size=2) as engine:

@@ -1,5 +1,7 @@
 """Tests of responses in the form of the OpenAI API."""
 
+from tokenizers import AddedToken
+
 from partita.lm.base import TokenLogprob
 from partita.serving.openai_format import TextOffsets, TokenTexts, completion_logprobs
 from partita.tokenizers.load import byte_tokenizer
@@ -13,6 +15,16 @@ def test_offsets_are_places_in_the_text_also_after_parts_of_characters_and_speci
     parts = [completion_logprobs(some, offsets=offsets) for some in (entries[:3], entries[3:])]
     assert [offset for part in parts for offset in part["text_offset"]] == [0, 1, 1, 2, 2, 2, 3, 4, 4]
     assert parts[1]["tokens"][-3:] == ["b", "</s>", "c"]
+
+
+def test_special_tokens_without_a_role_are_left_out_of_offsets() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    ids = tokenizer.encode("a[TOOL_CALLS]b")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "ab"
+
+    offsets = TextOffsets(TokenTexts(tokenizer, size=len(tokenizer)))
+    assert [offsets.next(token) for token in ids] == [0, 1, 1]
 
 
 def test_tokens_that_are_parts_of_characters_are_named_by_their_bytes() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from partita.data.formatting.chat import ChatTemplate
 from partita.serving.openai_chats import AskedTools
@@ -123,6 +124,15 @@ FORMS = {
     "granite 3": CallForm("[", "]", "arguments"),
 }
 """How families of models write calls, without special tokens; the others of the tests write none as JSON."""
+
+
+def test_marks_of_calls_that_have_no_role_are_special_tokens_too() -> None:
+    tokenizer = FAMILIES["mistral"]._replace(tokens=()).tokenizer()
+    marks = [AddedToken(token, special=True) for token in FAMILIES["mistral"].tokens]
+    tokenizer.add_tokens(marks)
+    assert "[TOOL_CALLS]" not in tokenizer.all_special_tokens
+
+    assert call_form(ChatTemplate(tokenizer, system=None), tokenizer) == FORMS["mistral"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

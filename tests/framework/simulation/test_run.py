@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from partita import ConfigError, DataError, Model, PartitaError, ResumeError
+from partita import ConfigError, DataError, Model, ModelError, PartitaError, ResumeError
 from partita.data.episode import Episode
+from partita.lm.huggingface import HuggingFaceModel
+from partita.lm.row import NOT_NUMBERS
 from partita.simulation.report import SimulationReport, outcomes_of
 
 from ...forks import COMMAND, Forks
@@ -237,6 +239,28 @@ def test_too_many_failures_end_a_simulation_with_the_reason(folder: Path, tmp_pa
     assert again.histories["predicted"].dialogues == 60
 
 
+def test_an_answer_that_fails_in_a_static_batch_fails_only_its_dialogue(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = HuggingFaceModel.generate
+
+    def fails_once(self: HuggingFaceModel, requests: Any, options: Any, *, seed: int) -> Any:
+        if any(request.key.startswith(b"task-2\0") for request in requests):
+            raise ModelError(NOT_NUMBERS)
+        return generate(self, requests, options, seed=seed)
+
+    monkeypatch.setattr(HuggingFaceModel, "generate", fails_once)
+    limits = {"fail_fraction": 1.0}
+    file = settings(folder, tasks={"count": 4}, limits=limits)
+    file["generation"]["slots"] = False
+    (folder / "run.yaml").write_text(json.dumps(file), encoding="utf8")
+    Model(folder / "run.yaml", quiet=True).simulate(tmp_path, batch_size=4)
+
+    reasons = {line["dialogue"]: line["reason"] for line in transcripts(tmp_path)}
+    assert reasons.pop("task-2") == "model: ModelError: the model's scores are NaN"
+    assert reasons == dict.fromkeys(("task-0", "task-1", "task-3"))
+
+
 FLAKY = """
 from pathlib import Path
 class Flaky:
@@ -377,6 +401,17 @@ def test_built_in_checkers_are_found_by_name(folder: Path, tmp_path: Path) -> No
         assert line["rounds"] == (line["messages"][-2]["content"] == "no")
     success = report.histories["predicted"].means["success"]
     assert (success.mean, success.n) == (0.0, 30), "an untrained model"
+
+
+def test_a_gold_dialogue_continues_after_a_check_without_a_right_answer(folder: Path, tmp_path: Path) -> None:
+    checker = {"type": "regex", "rounds": 1, "options": {"pattern": "^never$", "feedback": "no"}}
+    world = {"type": "environment", "environment": "worlds_of_tests:Repeat"}
+    simulated(folder, tmp_path, checker=checker, world=world, tasks={"count": 3}, history=["gold"])
+
+    for line in transcripts(tmp_path, "gold"):
+        rejected, feedback, again = line["messages"][-3:]
+        assert (line["status"], line["rounds"], feedback["content"]) == ("done", 1, "no")
+        assert rejected["gold"] == again["gold"]
 
 
 def test_repeats_have_different_seeds_and_give_pass_rates(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,10 @@ import pytest
 
 from partita import ConfigError, Model
 from partita.data.episode import Episode, from_line
+from partita.simulation import RequestTurn, Verdict
+from partita.simulation.worlds import CheckedWorld, Play
+from partita_schema.config import Config
+from partita_schema.turn_outputs import build_turn_outputs
 
 from ...json_lines import read_json_lines, write_json_lines
 from ...properties import ends
@@ -183,6 +187,42 @@ def test_a_checker_compares_the_whole_answer_with_the_gold_answer(folder: Path, 
     for line in read_json_lines(tmp_path / "predicted.jsonl"):
         last = line["messages"][-1]
         assert line["ok"] == (json.loads(last["values"]) == json.loads(last["gold"]))
+
+
+def test_an_answer_is_retried_after_a_check_of_its_reply(folder: Path, tmp_path: Path) -> None:
+    checker = {"type": "exact", "rounds": 1, "options": {"column": "want", "feedback": "No"}}
+    world = {"type": "user_sim", "done": "#"}
+    guest = {"type": "scripted", "lines": ["hello", "#"]}
+    write_json_lines(folder / "wants.jsonl", [{"want": "north"}])
+
+    keys: dict[str, Any] = {"checker": checker, "world": world, "agents": {"user": guest}, "reply": "reply"}
+    simulated(folder, tmp_path, tasks={"source": "wants.jsonl"}, **keys)
+
+    [line] = read_json_lines(tmp_path / "predicted.jsonl")
+    assert (line["status"], line["rounds"], line["ok"], line["target"]) == ("done", 1, False, "north")
+    assert [message["agent"] for message in line["messages"]] == ["user", "agent", "user", "checker", "agent"]
+
+
+@pytest.mark.parametrize("target", ["north", None])
+def test_the_gold_answer_stays_if_the_target_is_no_whole_answer(target: str | None) -> None:
+    outputs = build_turn_outputs(Config.model_validate(file_of()))
+    gold, episode = json.dumps(TURN | {"reply": "hi"}), Episode("a", "a", {}, 0)
+
+    class Never:
+        def check(self, dialogue: Episode) -> Verdict:
+            return Verdict(False, feedback="No", target=target)
+
+    class Once:
+        def run(self, dialogue: Episode) -> Play:
+            dialogue.observe("hello", gold=gold)
+            yield RequestTurn()
+            dialogue.end("done")
+
+    for _ in CheckedWorld(Once(), Never(), rounds=1, outputs=outputs).run(episode):
+        episode.act("x", (1,), answer="x", values="{}")
+
+    assert [turn.gold for turn in episode.replies] == [gold, gold]
+    assert (episode.rounds, episode.target) == (1, target)
 
 
 def test_two_agents_of_one_model_see_their_own_outputs_and_each_others_reply(folder: Path, tmp_path: Path) -> None:

@@ -21,6 +21,12 @@ GREEDY = (
 )
 
 
+@pytest.mark.parametrize("key", ["typical_p", "top_h"])
+def test_a_filter_that_keeps_nothing_is_reported(key: str) -> None:
+    wanted = f"generation.{key}: write a number above 0 and at most 1; got 0"
+    assert last_line_of(FILE | {"generation": {"do_sample": True, key: 0}}) == wanted
+
+
 @pytest.mark.parametrize(
     ("generation", "text"),
     [

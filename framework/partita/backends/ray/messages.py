@@ -53,6 +53,8 @@ class ModelFacts:
     answer_context: AnswerContext | None
     checkpoint_generation: Mapping[str, Any]
     """Content of the checkpoint's generation_config.json."""
+    vocabulary_size: int
+    """Number of logits per position."""
     head_labels: tuple[str, ...] | None
     """Labels of the model's head in its order; None without a head."""
 

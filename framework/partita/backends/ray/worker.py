@@ -94,7 +94,14 @@ class Worker:
             head=head_of(order.config, order.labels),
         )
         head_labels = None if lm.head is None else lm.head.labels
-        return ModelFacts(lm.fingerprint, lm.context_length, lm.answer_context, lm.checkpoint_generation, head_labels)
+        return ModelFacts(
+            lm.fingerprint,
+            lm.context_length,
+            lm.answer_context,
+            lm.checkpoint_generation,
+            lm.vocabulary_size,
+            head_labels,
+        )
 
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot be answered in slots; None if they can."""

@@ -147,6 +147,11 @@ class WorkerPool:
         """Content of the checkpoint's generation_config.json."""
         return self.facts.checkpoint_generation
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of logits per position."""
+        return self.facts.vocabulary_size
+
     def why_no_slots(self, options: GenerationOptions, *, tokens: int) -> str | None:
         """Return why rows of up to `tokens` tokens cannot use continuous batching; None if they can."""
         reason: str | None = self.ask("why_no_slots", options, tokens=tokens)[0]

@@ -25,7 +25,8 @@ def choose_labels(lm: TextModel, requests: Sequence[GenerationRequest], options:
 
     Raises:
         ModelError: The model has no end token.
-        ValueError: The scores of a row are NaN, or a label is longer than the row's limit.
+        ModelError: The scores of a row are NaN.
+        ValueError: A label is longer than the row's limit.
     """
     ends = answer_ends(lm, options)
     if not ends:
@@ -54,7 +55,7 @@ def choose_labels(lm: TextModel, requests: Sequence[GenerationRequest], options:
         ]
     )
     if scores_BL.isnan().any():
-        raise ValueError(NOT_NUMBERS)
+        raise ModelError(NOT_NUMBERS)
     texts = [label.text for label in options.labels]
     scores_of_rows = scores_BL.clamp(min=LEAST_SCORE).tolist()
     return [Generated.most_probable(texts, scores, logprobs=options.logprobs) for scores in scores_of_rows]
