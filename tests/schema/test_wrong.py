@@ -110,6 +110,14 @@ def test_a_rule_between_sections_is_reported_next_to_a_wrong_value_that_another_
     ]
 
 
+def test_a_decay_rate_that_lets_the_learning_rate_grow_is_reported() -> None:
+    (problem,) = problems_of(
+        GOOD.replace("decay: cosine", "decay: exponential").replace("min_ratio: 0.1", "decay_rate: 96")
+    )
+    assert problem.path == "trainer.learning_rate_scheduler.decay_rate"
+    assert "at most 1" in problem.message
+
+
 def test_repairing_one_problem_causes_no_other() -> None:
     problems = problems_of(MINIMAL + "quantization: {bits: 4}\ntrainer: {type: finetune}\nadapter: 5\n")
     assert [problem.path for problem in problems] == ["adapter"]

@@ -9,8 +9,8 @@ from partita_schema.base import (
     Fraction,
     Name,
     NonNegativeInt,
-    Number,
     Positive,
+    PositiveFraction,
     PositiveInt,
     check_target,
     is_set,
@@ -230,7 +230,7 @@ class Preprocessing(ConfigModel):
 
     split: Split | None = None
     """Alias of data.split."""
-    sample_ratio: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    sample_ratio: PositiveFraction = 1.0
     """Fraction of the rows to use, above 0 and at most 1."""
     sample_size: PositiveInt | None = None
     """Number of rows to use. Default: all rows."""

@@ -11,6 +11,7 @@ from partita_schema.base import (
     NonNegative,
     NonNegativeInt,
     Positive,
+    PositiveFraction,
     PositiveInt,
     StrictBool,
     is_set,
@@ -102,7 +103,7 @@ class LearningRateScheduler(ConfigModel):
     min_ratio: Fraction | None = None
     """Final learning rate as a fraction of learning_rate, which the last step has; the lower limit for exponential and
     inverse_sqrt. Default: 0.1 for cosine, otherwise 0, which linear and wsd reach after the last step."""
-    decay_rate: Positive | None = None
+    decay_rate: PositiveFraction | None = None
     """Factor applied to the learning rate every decay_steps (exponential). Default: 0.96."""
     decay_steps: PositiveInt | None = None
     """Optimizer steps per application of decay_rate (exponential). Default: a hundredth of all steps."""
