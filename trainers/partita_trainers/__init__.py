@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from partita_trainers.callbacks import Callback, Callbacks, TrainingState
     from partita_trainers.finetune import Finetune
     from partita_trainers.objective import Objective, ObjectiveContext, ObjectiveRow, RowObjective, WeightedMean
-    from partita_trainers.process_group import ProcessGroup
+    from partita_trainers.process_group import ProcessGroup, SharedText
     from partita_trainers.training_probe import TrainingProbe
 else:
     __getattr__, __dir__ = lazy_exports(
@@ -42,7 +42,7 @@ else:
             "partita_trainers.objective": (
                 *("Objective", "ObjectiveContext", "ObjectiveRow", "RowObjective", "WeightedMean"),
             ),
-            "partita_trainers.process_group": ("ProcessGroup",),
+            "partita_trainers.process_group": ("ProcessGroup", "SharedText"),
         },
     )
 
@@ -64,6 +64,7 @@ __all__ = [
     "Progress",
     "RowObjective",
     "Run",
+    "SharedText",
     "Timing",
     "TrainResult",
     "Trainer",
