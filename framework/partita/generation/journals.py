@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.generation.journal import Journal
+from partita.runs.files import rank_path, rank_paths
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_process_first
 
 
@@ -68,7 +69,7 @@ def open_journals(
         process_group: The ranks of the job.
     """
     with main_process_first(process_group, "opening the journals"):
-        own_path = path if process_group.rank == 0 else rank_path(path, process_group.rank)
+        own_path = rank_path(path, process_group.rank)
         own = Journal.open(own_path, fingerprint=fingerprint, keys=keys, fresh=fresh or process_group.rank > 0)
         if process_group.rank == 0:
             absorb_all(own, fingerprint=fingerprint, keys=keys, fresh=fresh)
@@ -77,11 +78,6 @@ def open_journals(
             lambda: (own.done(retry_errors=retry_errors), own.all_attempts()), "what is done"
         )
         yield JobJournal(own, *state, path, fingerprint, keys, process_group)
-
-
-def rank_path(path: Path, rank: int) -> Path:
-    """Return the path of the journal of a rank other than 0."""
-    return path.with_name(f"{path.stem}.rank-{rank}{path.suffix}")
 
 
 def absorb_all(
@@ -95,7 +91,7 @@ def absorb_all(
         keys: Keys of the rows, [rows, 16].
         fresh: Delete the journals of ranks instead.
     """
-    for left in sorted(journal.path.parent.glob(f"{journal.path.stem}.rank-*{journal.path.suffix}")):
+    for left in rank_paths(journal.path):
         if fresh:
             left.unlink()
         else:

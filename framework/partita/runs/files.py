@@ -149,6 +149,16 @@ def remove_abandoned(path: Path) -> None:
                 os.close(descriptor)
 
 
+def rank_path(path: Path, rank: int) -> Path:
+    """Return the path of a rank's own file next to `path`, which is that of rank 0."""
+    return path.with_name(f"{path.stem}.rank-{rank}{path.suffix}") if rank else path
+
+
+def rank_paths(path: Path) -> list[Path]:
+    """Return the files of ranks other than 0 next to `path`, as `rank_path` names them."""
+    return sorted(path.parent.glob(f"{glob.escape(path.stem)}.rank-*{glob.escape(path.suffix)}"))
+
+
 def strict_json(value: Any, *, indent: int | None = None) -> str:
     """Return JSON that every parser accepts: NaN and infinities become null."""
     return json.dumps(without_infinities(value), indent=indent)

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from partita.data.episode import Episode, from_line
-from partita.runs.files import append_whole, open_private, writing
+from partita.runs.files import append_whole, open_private, rank_path, rank_paths, writing
 from partita.runs.locks import try_lock
 from partita.runs.settings import differences
 from partita_schema.common.checksums import DamagedError, json_bytes, sealed_line, unsealed_line
@@ -73,7 +73,7 @@ class Transcripts:
         """
         self.path = folder / f"{history}.jsonl"
         """The final file: all dialogues in the order of their tasks."""
-        self.partial_path = folder / (f".{history}.rank-{rank}.jsonl" if rank else f".{history}.jsonl")
+        self.partial_path = rank_path(folder / f".{history}.jsonl", rank)
         self.decided_by, self.fresh = dict(decided_by), fresh
         self.done: dict[str, Episode] = {}
         """Dialogues in this file, by key."""
@@ -142,7 +142,7 @@ class Transcripts:
         """
         if self.fresh:
             self.rename_edited()
-        for left in rank_files(self.partial_path):
+        for left in rank_paths(self.partial_path):
             with left.open("rb") as file:
                 self.lock(file.fileno())
                 lines, _ = read_undamaged_lines(left, damaged=RUN_AGAIN)
@@ -276,11 +276,6 @@ def discard(folder: Path, history: str) -> None:
     with Transcripts(folder, history, decided_by={}, fresh=True) as transcripts:
         transcripts.absorb()
         transcripts.partial_path.unlink()
-
-
-def rank_files(partial_path: Path) -> list[Path]:
-    """Return the files of ranks other than 0."""
-    return sorted(partial_path.parent.glob(f"{partial_path.stem}.rank-*{partial_path.suffix}"))
 
 
 def read_undamaged_lines(path: Path, *, damaged: str, edited: bool = False) -> tuple[list[dict[str, Any]], int]:

@@ -9,8 +9,9 @@ import pytest
 
 from partita.distributed.thread_group import ThreadGroup
 from partita.generation.journal import Journal
-from partita.generation.journals import open_journals, rank_path
+from partita.generation.journals import open_journals
 from partita.generation.record import PredictionRecord
+from partita.runs.files import rank_path
 from partita_schema.errors import ResumeError
 from partita_trainers.process_group import ProcessGroup
 
@@ -36,8 +37,9 @@ def write_journal(
     return place
 
 
-def test_answers_of_killed_ranks_are_merged_by_any_number_of_processes(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers[v2]?.jsonl"])
+def test_answers_of_killed_ranks_are_merged_by_any_number_of_processes(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
     with Journal.open(path, fingerprint=FINGERPRINT, keys=keys()) as journal:
         journal.append([answer(0)])
     left = [write_journal(path, 1, [answer(2), answer(3)]), write_journal(path, 7, [answer(5)])]
