@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from ..json_lines import read_json_lines, write_json_lines
@@ -108,3 +109,22 @@ def test_a_run_of_four_processes_gets_more_steps_on_one(processes: Any, tmp_path
     processes.start(1, other, "train:6")
 
     assert_same(processes, one, other)
+
+
+def test_a_rank_that_cannot_prepare_a_step_ends_the_job_with_its_error(processes: Any, tmp_path: Path) -> None:
+    folder = prepare(processes, tmp_path / "job", KTO | {"references": "before"})
+    processes.start(1, folder, "train:7")
+    assert (folder / "run" / "references.jsonl").read_text("utf8").startswith('{"steps": "all"')
+    rows = read_json_lines(folder / "rows.jsonl")
+    write_json_lines(folder / "rows.jsonl", [rows[0] | {"answer": "red red red"}, *rows[1:]])
+    settings = yaml.safe_load((folder / "run.yaml").read_text("utf8"))
+    settings["data"]["resume"] = "fresh"
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings), "utf8")
+
+    job = processes.launch(2, folder, "train:21")
+    errors = [rank.communicate()[1] for rank in job]
+
+    assert [rank.returncode for rank in job] == [1, 1]
+    reason = "1 of 8 rows, such as rows.jsonl:1, cannot be compared with the model before training"
+    assert any(f"TrainingError: {reason}" in error for error in errors), errors
+    assert any("OtherRankError: rank" in error and reason in error for error in errors), errors

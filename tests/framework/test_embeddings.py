@@ -23,7 +23,7 @@ from partita_schema.errors import ConfigError, DataError
 from partita_schema.load import load_config
 from partita_trainers.base import Batch
 from partita_trainers.contrastive import Contrastive
-from partita_trainers.objective import ObjectiveContext
+from partita_trainers.objective import ObjectiveContext, prepare
 from partita_trainers.process_group import SINGLE_PROCESS
 from partita_trainers.registry import default_objective
 from partita_trainers.text_identity import identity_of
@@ -123,7 +123,7 @@ def plain_loss(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, po
 def step(setup: Setup, batches: Sequence[Batch], count: int, *, group: Any = SINGLE_PROCESS) -> float:
     """Take the backward passes of a step; return the loss."""
     context = ObjectiveContext(setup.lm, setup.lm.module, group)
-    setup.objective.prepare(context, batches)
+    prepare(setup.objective, context, batches)
     total = 0.0
     for batch in batches:
         loss, _ = setup.objective.loss(context, batch)
@@ -185,7 +185,7 @@ def test_the_cached_gradient_is_exact_with_dropout(tmp_path: Path) -> None:
         expected = functional.cross_entropy(whole[:, 0] @ candidates.T / TEMPERATURE, torch.arange(6) * 2)
         expected.backward()
         gradients = setup.gradients()
-    setup.objective.prepare(context, batches)
+    prepare(setup.objective, context, batches)
     assert not setup.lm.module.training
     total = 0.0
     with setup.lm.training():
@@ -205,7 +205,7 @@ def test_the_metrics_are_those_of_a_search_in_all_texts(tmp_path: Path) -> None:
     batches = [setup.batch(range(6)), setup.batch(range(6, 12))]
     context = ObjectiveContext(setup.lm, setup.lm.module)
     with torch.no_grad():
-        setup.objective.prepare(context, batches)
+        prepare(setup.objective, context, batches)
         metrics = [setup.objective.loss(context, batch)[1] for batch in batches]
         anchors, positives, negatives = (
             plain_vectors(setup.lm.module, setup.tokenizer, [row[column] for row in rows], pooling="mean")

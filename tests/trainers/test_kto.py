@@ -14,7 +14,7 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, TrainingError
 from partita_trainers.base import Batch
 from partita_trainers.kto import KtoObjective, kto
-from partita_trainers.objective import ObjectiveContext, metric_values
+from partita_trainers.objective import ObjectiveContext, metric_values, prepare
 
 from .conftest import Killed, comparable
 from .pairs import PairBatches, PairModel, pair_row
@@ -122,7 +122,7 @@ def test_the_loss_of_a_step_compares_with_mismatched_pairs_of_the_whole_step() -
     objective = KtoObjective(config)  # type: ignore[arg-type]
     objective.references.started = objective.references.in_step = True
     context, batches = ObjectiveContext(lm, lm.module), [labelled_batch([11, 6]), labelled_batch([4, 9, 7])]
-    objective.prepare(context, batches)
+    prepare(objective, context, batches)
     results = [objective.loss(context, batch) for batch in batches]
 
     assert kl > 0.01
@@ -135,7 +135,7 @@ def test_a_single_answer_has_no_kl_term() -> None:
     lm, objective = LabelledModel(), KtoObjective(KtoWork.configure().trainer)  # type: ignore[arg-type]
     lm.keep_reference()
     objective.references.started = objective.references.in_step = True
-    objective.prepare(ObjectiveContext(lm, lm.module), [labelled_batch([1])])
+    prepare(objective, ObjectiveContext(lm, lm.module), [labelled_batch([1])])
     assert objective.step.kl == 0.0
 
 
@@ -194,7 +194,7 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Pa
 def test_the_margin_of_an_evaluation_is_that_of_its_means() -> None:
     lm, objective = LabelledModel(), KtoObjective(KtoWork.configure().trainer)  # type: ignore[arg-type]
     context, batches = ObjectiveContext(lm, lm.module), [labelled_batch([1, 2, 3]), labelled_batch([4, 6])]
-    objective.prepare(context, batches)
+    prepare(objective, context, batches)
     objective.references.log_probs = dict.fromkeys(objective.references.log_probs, (-1.0,))
     metrics = [objective.loss(context, batch)[1] for batch in batches]
     whole = {name: sum(float(one[name].total) for one in metrics) for name in metrics[0]}
@@ -270,14 +270,14 @@ def test_a_finished_run_has_the_kl_term_of_training_without_the_weights_before_i
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
     training, finished = KtoObjective(config), KtoObjective(config)  # type: ignore[arg-type]
     training.references.started = training.references.in_step = True
-    training.prepare(ObjectiveContext(lm, lm.module), batches)
+    prepare(training, ObjectiveContext(lm, lm.module), batches)
 
     finished.references.read(None)
     lm.drop_reference()
     context = ObjectiveContext(lm, lm.module)
     finished.references.compute(ObjectiveContext(start, start.module), finished.reference_batches(context, batches))
     finished.references.started = True
-    finished.prepare(context, batches)
+    prepare(finished, context, batches)
 
     assert float(finished.step.kl) == pytest.approx(float(training.step.kl), rel=1e-5)
     assert finished.step.kl > 0.01
@@ -287,11 +287,11 @@ def test_a_finished_run_has_the_kl_term_of_training_without_the_weights_before_i
     def prepared_with(group: ThreadGroup) -> float:
         objective = KtoObjective(config)  # type: ignore[arg-type]
         objective.references = finished.references
-        objective.prepare(ObjectiveContext(lm, lm.module, group), [] if group.rank else batches)
+        prepare(objective, ObjectiveContext(lm, lm.module, group), [] if group.rank else batches)
         return float(objective.step.kl)
 
     with ThreadPoolExecutor(2) as threads:  # rank 1 has no rows
         of_ranks = list(threads.map(prepared_with, ThreadGroup.of(2, timeout_seconds=20)))
     assert of_ranks == [float(finished.step.kl)] * 2
     with pytest.raises(TrainingError, match="such as row:001, cannot be compared with the model before"):
-        finished.prepare(context, [labelled_batch([1, 2])])
+        prepare(finished, context, [labelled_batch([1, 2])])

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from partita_trainers.batch_size.probe import Probe, Timing, Volume
     from partita_trainers.callbacks import Callback, Callbacks, TrainingState
     from partita_trainers.finetune import Finetune
-    from partita_trainers.objective import Objective, ObjectiveContext, ObjectiveRow, RowObjective, WeightedMean
+    from partita_trainers.objective import (
+        Objective,
+        ObjectiveContext,
+        ObjectiveRow,
+        RowObjective,
+        SharedObjective,
+        WeightedMean,
+    )
     from partita_trainers.process_group import ProcessGroup, SharedText
     from partita_trainers.training_probe import TrainingProbe
 else:
@@ -40,7 +47,7 @@ else:
             "partita_trainers.training_probe": ("TrainingProbe",),
             "partita_trainers.finetune": ("Finetune",),
             "partita_trainers.objective": (
-                *("Objective", "ObjectiveContext", "ObjectiveRow", "RowObjective", "WeightedMean"),
+                *("Objective", "ObjectiveContext", "ObjectiveRow", "RowObjective", "SharedObjective", "WeightedMean"),
             ),
             "partita_trainers.process_group": ("ProcessGroup", "SharedText"),
         },
@@ -64,6 +71,7 @@ __all__ = [
     "Progress",
     "RowObjective",
     "Run",
+    "SharedObjective",
     "SharedText",
     "Timing",
     "TrainResult",

@@ -72,28 +72,36 @@ class Contrastive:
         """
         self.temperature, self.name = temperature, name
         self.step = StepCache({}, {}, {})
+        self.own_rows: list[RowTexts] = []
+        """The rows of this rank in the step."""
+        self.has_gradients = False
+        """Whether the step is one of training."""
 
     def denominator(self, batch: Batch) -> float:
         """Return the number of rows, each with one anchor."""
         return batch.rows
 
     def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
-        """Compute the embeddings of all rows of the step, and the gradient of the loss with respect to them.
+        """Compute the embeddings of all rows of this rank.
 
         In a training step, dropout is that of `loss`, so that the cached gradient is exact.
         """
-        gradients, own, vectors = torch.is_grad_enabled(), list[Batch](), list[torch.Tensor]()
+        self.has_gradients, self.own_rows = torch.is_grad_enabled(), []
+        own, vectors = list[Batch](), list[torch.Tensor]()
         with torch.no_grad(), context.lm.training() if context.noise_seed is not None else nullcontext():
             for batch in batches:
                 if context.noise_seed is not None:
                     torch.manual_seed(context.noise_seed(batch))
                 own.append(batch)
                 vectors.append(embeddings(context, batch).float())
-        rows = row_texts(own, vectors)
-        of_ranks = context.process_group.all_gather_object(rows, "the embeddings of a step")
+        self.own_rows = row_texts(own, vectors)
+
+    def exchange(self, context: ObjectiveContext) -> None:
+        """Compute the gradient of the loss with respect to the embeddings of all rows of the step."""
+        of_ranks = context.process_group.all_gather_object(self.own_rows, "the embeddings of a step")
         # In one order on all ranks, so that rounding is the same for any number of them.
         rows = sorted((row for of_rank in of_ranks for row in of_rank), key=lambda row: row.key)
-        self.step = compare_rows(rows, temperature=self.temperature, gradients=gradients)
+        self.step = compare_rows(rows, temperature=self.temperature, gradients=self.has_gradients)
 
     def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
         """Return the sum of the anchors' losses, with the cached gradient, and metrics of the ranks of the positives.

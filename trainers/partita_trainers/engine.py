@@ -18,7 +18,7 @@ from partita_trainers.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.device_copies import PrefetchingModel
-from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean
+from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean, prepare
 from partita_trainers.optimizers import build_optimizers, embedding_names, set_learning_rate
 from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -192,7 +192,7 @@ class TrainEngine:
         denominator = sum(self.objective.denominator(batch) for batch in batches)
         try:
             # A rank that runs out of memory would leave the others waiting in an exchange: there is none in a dry run.
-            self.objective.prepare(ObjectiveContext(self.lm, self.module), batches)
+            prepare(self.objective, ObjectiveContext(self.lm, self.module), batches)
             with self.lm.training():
                 for _ in range(MAX_SKIPPED):
                     if accumulates:

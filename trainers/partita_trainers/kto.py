@@ -113,6 +113,8 @@ class KtoObjective:
         self.references = References(answers=1)
         self.step = Step()
         self.exchanged: tuple[list[LabelledRow], StepRows] | None = None
+        self.own_ratios_R: torch.Tensor | None = None
+        """L - R of the mismatched answers of this rank; None without any."""
         self.labels: Counter[bool] | None = None
         """Number of good and of bad answers that training has read; None if all labels are known before training."""
         self.last: tuple[torch.Tensor, ...] = ()
@@ -123,19 +125,29 @@ class KtoObjective:
         return len(rows_with_loss(batch))
 
     def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
-        """Compute the references that are not known yet, and the KL term of the step."""
-        rows, indices = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
-        has_kl, ratios_R = self.references.started and len(rows) > 1, None
+        """Compute the references that are not known yet, and what the KL term of the step is the mean of."""
+        self.own_ratios_R = None
+        rows, indices = self.rows_of_step(context, [row for batch in batches for row in labelled_rows(batch)])
         with context.full_weights():
             self.references.compute(context, batches)
-            if has_kl and indices:
-                ratios_R = self.ratios(context, mismatched_batches(rows, batches))
-        kl = mean_of_ranks(context, ratios_R, indices, len(rows)).clamp(min=0) if has_kl else 0.0
+            if self.has_kl(rows) and indices:
+                self.own_ratios_R = self.ratios(context, mismatched_batches(rows, batches))
+
+    def exchange(self, context: ObjectiveContext) -> None:
+        """Compute the KL term of the step."""
+        if self.exchanged is None:  # a batch could not be read
+            return
+        rows, indices = self.exchanged[1]
+        kl = mean_of_ranks(context, self.own_ratios_R, indices, len(rows)).clamp(min=0) if self.has_kl(rows) else 0.0
         self.exchanged = None
         good = sum(row.is_good for row in rows)
         self.step = Step(kl=kl, good=good, bad=len(rows) - good)
 
-    def exchange(self, context: ObjectiveContext, own: list[LabelledRow]) -> StepRows:
+    def has_kl(self, rows: Sequence[LabelledRow]) -> bool:
+        """Return whether there is a KL term in a step of these rows."""
+        return self.references.started and len(rows) > 1
+
+    def rows_of_step(self, context: ObjectiveContext, own: list[LabelledRow]) -> StepRows:
         """Return the rows of all ranks in order. A retry after out-of-memory reuses those of the first attempt."""
         if self.exchanged is None or self.exchanged[0] != own:
             of_ranks = context.process_group.all_gather_object(own, "the rows of a step")
@@ -147,7 +159,7 @@ class KtoObjective:
 
     def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches, and those of the mismatched answers of the KL term."""
-        rows, _ = self.exchange(context, [row for batch in batches for row in labelled_rows(batch)])
+        rows, _ = self.rows_of_step(context, [row for batch in batches for row in labelled_rows(batch)])
         return [*batches, *(mismatched_batches(rows, batches) if len(rows) > 1 else ())]
 
     def ratios(self, context: ObjectiveContext, batches: Sequence[Batch]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from partita_schema.errors import DivergenceError, TrainingError
+from partita_schema.errors import DivergenceError, OtherRankError, TrainingError
 from partita_trainers.base import Batches, GlobalBatch, LanguageModel
 from partita_trainers.preserved_state import preserved_state
 from partita_trainers.step import open_steps
@@ -44,7 +44,9 @@ def find_learning_rate(
             rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
             try:
                 loss = try_step(step, rate)
-            except DivergenceError:
+            except (DivergenceError, OtherRankError) as error:
+                if not isinstance(error, DivergenceError) and not isinstance(error.__cause__, DivergenceError):
+                    raise
                 break
             rates.append(rate)
             losses.append(loss)

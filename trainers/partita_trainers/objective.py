@@ -75,9 +75,9 @@ class Objective(Protocol):
 
         Called in evaluation mode, once per optimizer step, and once per split in an evaluation. If memory runs out, it
         is called again with smaller micro-batches. `loss` may then get still smaller ones, so keep results by row key.
-        Exchange values between ranks (`context.process_group`) once, after all forward passes. With sharded weights,
-        run the model in `with context.full_weights():`, because every pass outside of it involves all ranks, which may
-        have different numbers of micro-batches.
+        Values are sent to other ranks afterwards, by the method of a `SharedObjective`. With sharded weights, run the
+        model in `with context.full_weights():`, because every pass outside of it involves all ranks, which may have
+        different numbers of micro-batches.
 
         Args:
             context: The model and its process group.
@@ -90,6 +90,30 @@ class Objective(Protocol):
         Run the model exactly once: with sharded weights every pass involves all ranks. Micro-batches without loss
         tokens are skipped in training.
         """
+
+
+@runtime_checkable
+class SharedObjective(Protocol):
+    """An objective whose losses depend on rows of other ranks."""
+
+    def exchange(self, context: ObjectiveContext) -> None:
+        """Exchange what `prepare` has computed between the ranks (`context.process_group`).
+
+        All ranks call this after `prepare`, also one on which it failed: the others would wait for it. That rank sends
+        whatever it has, and the step ends with its error.
+        """
+
+
+def exchange(objective: Objective, context: ObjectiveContext) -> None:
+    """Exchange values between ranks, if the objective is one that does."""
+    if isinstance(objective, SharedObjective):
+        objective.exchange(context)
+
+
+def prepare(objective: Objective, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
+    """Run what an objective computes before the first loss of a step, on a rank that can fail alone."""
+    objective.prepare(context, batches)
+    exchange(objective, context)
 
 
 class ObjectiveRow(NamedTuple):

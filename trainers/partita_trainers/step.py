@@ -32,7 +32,7 @@ from partita_trainers.gradients import (
     read_losses,
 )
 from partita_trainers.micro_batches import MicroBatchSplitter
-from partita_trainers.objective import LossSums
+from partita_trainers.objective import LossSums, exchange
 from partita_trainers.optimizers import set_learning_rate
 from partita_trainers.process_group import ProcessGroup
 from partita_trainers.sharding import communication_errors
@@ -105,6 +105,7 @@ def take_step(
     _, failure = captured(
         partial(prepare_objective, global_batch, number=number, engine=engine, splitter=splitter, seed=seed)
     )
+    exchange(engine.objective, engine.context)
     with engine.lm.training():
         passes = None
         if failure is None:
@@ -169,7 +170,7 @@ def update_weights(
 
 
 def raise_first_failure(failures: Sequence[TrainingError | None], *, own: TrainingError | None, rank: int) -> None:
-    """Raise the failure of the first rank that has one; on the other ranks OtherRankError.
+    """Raise the failure of the first rank that has one; on the other ranks an OtherRankError that it is the cause of.
 
     Args:
         failures: The failures of all ranks; the exchange copies them without their causes.
@@ -177,8 +178,11 @@ def raise_first_failure(failures: Sequence[TrainingError | None], *, own: Traini
         rank: This rank.
     """
     for other, failure in enumerate(failures):
-        if failure is not None:
-            raise own if own is not None and other == rank else OtherRankError(f"rank {other} failed: {failure}")
+        if failure is None:
+            continue
+        if own is not None and other == rank:
+            raise own
+        raise OtherRankError(f"rank {other} failed: {failure}") from failure
 
 
 def clip_and_update(

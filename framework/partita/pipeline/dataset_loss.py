@@ -26,6 +26,7 @@ from partita_trainers.objective import (
     Objective,
     ObjectiveContext,
     RowObjective,
+    exchange,
     metric_values,
 )
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -213,7 +214,12 @@ def text_metrics(nats: float, tokens: float, *, text_bytes: int) -> Metrics:
 
 def prepare_objective(objective: Objective, context: ObjectiveContext, batches: EvaluationBatches) -> None:
     """Run what the objective computes before the first loss. Raise OutOfMemory if a batch does not fit."""
-    _, failure = attempt(lambda: objective.prepare(context, batches))
+    try:
+        _, failure = attempt(lambda: objective.prepare(context, batches))
+    except Exception:
+        exchange(objective, context)  # the other ranks wait for this one
+        raise
+    exchange(objective, context)
     if failure is not None:
         raise OutOfMemory(
             "a batch does not fit in memory while the objective prepares an evaluation: write a smaller "

@@ -14,7 +14,7 @@ from partita_trainers.device_copies import Prefetch, fetch_scalars, to_device
 from partita_trainers.engine import TrainEngine
 from partita_trainers.kto import KtoObjective
 from partita_trainers.micro_batches import MicroBatchSplitter
-from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext
+from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, prepare
 from partita_trainers.preference import PairObjective
 from partita_trainers.reward import RewardObjective
 from partita_trainers.step import take_step
@@ -115,7 +115,7 @@ def test_a_step_of_dpo_waits_once(small: Any, in_step: bool, adapter: dict[str, 
     batches = [named(probe_rows(lm.token_ids), seed) for seed in range(accumulation)]
     assert objective.references is not None
     if not in_step:
-        objective.prepare(ObjectiveContext(lm, lm.module), batches)
+        prepare(objective, ObjectiveContext(lm, lm.module), batches)
     objective.references.started, objective.references.in_step = True, in_step
     assert_one_wait(watched_step(lm, objective, batches))
 
@@ -129,7 +129,7 @@ def test_a_step_of_kto_waits_once(small: Any, adapter: dict[str, Any] | None, ac
     liked = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
     objective = KtoObjective(lm.config.trainer)
     batches = [replace(named(small.batch(seed), seed), row_values_NK=liked) for seed in range(accumulation)]
-    objective.prepare(ObjectiveContext(lm, lm.module), batches)
+    prepare(objective, ObjectiveContext(lm, lm.module), batches)
     objective.references.started = True
     assert_one_wait(watched_step(lm, objective, batches))
 
