@@ -209,6 +209,21 @@ def test_the_first_rows_may_be_longer_than_a_token_budget(colours: Any, tmp_path
         Model(config(colours, source, data=data, batch_size="auto"), quiet=True).train(run=tmp_path / "small")
 
 
+@pytest.mark.long
+def test_the_rows_of_a_range_test_of_the_learning_rate_are_not_counted(colours: Any, tmp_path: Path) -> None:
+    source = write_shards(tmp_path, colours.rows(40), shards=1)
+    with (tmp_path / "part-0.jsonl").open("a") as file:
+        file.write("{ broken\n")
+    ledgers = []
+    for rate in (0.002, "auto"):
+        run = tmp_path / f"run-{rate}"
+        changes = {"learning_rate": rate, "max_steps": 10}
+        Model(config(colours, source, data={"max_bad_rows": 1}, **changes), quiet=True).train(run=run)
+        ledgers.append((json_of(run / "ledger.json"), (run / "quarantine.jsonl").read_text("utf8").count("\n")))
+    assert ledgers[0] == ledgers[1]
+    assert (ledgers[0][0]["splits"]["training"]["rows"], ledgers[0][1]) == (41, 1)
+
+
 def test_a_new_model_keeps_its_tokenizer_if_the_data_change(
     colours: Any, tmp_path: Path, train_killed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

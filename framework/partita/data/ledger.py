@@ -224,7 +224,7 @@ class Ledger:
         return {name: getattr(self.split(split), name) for name in NUMBERS}
 
     def load(self, state: Mapping[str, int], *, split: str = "training") -> None:
-        """Restore the counts of a split from `state`, before any of its rows is counted.
+        """Restore the counts of a split from `state`, before any of its rows is counted, or counted again.
 
         If the ledger is resumable, reasons and rows are read from the existing quarantine.
         """
@@ -316,11 +316,17 @@ class Ledger:
             self._first.setdefault(reason, record["key"])
 
     def _earlier(self, split: str, number: int) -> Iterator[dict[str, Any]]:
-        """Yield the first `number` rows of a split from the quarantine of an earlier ledger."""
+        """Yield the first `number` rows of a split from the quarantine of an earlier ledger, or of this one so far."""
         if self._folder is None:
             return
         self._begin()
-        records = (record for record in read_quarantine(earlier(self._folder)) if record["split"] == split)
+        aside = earlier(self._folder)
+        if self._resumable and not aside.exists():  # there was none, or it has been loaded
+            (self._folder / QUARANTINE).replace(aside)
+            for record in read_quarantine(aside):
+                if record["split"] != split:
+                    self._append(json.dumps(record))
+        records = (record for record in read_quarantine(aside) if record["split"] == split)
         yield from islice(records, number)
 
     def _begin(self) -> None:

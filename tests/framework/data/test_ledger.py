@@ -198,6 +198,20 @@ def test_a_resumed_ledger_counts_every_row_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.json", "quarantine.jsonl"]
 
 
+def test_rows_that_are_read_again_are_counted_once(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, max_bad_rows=9, resumable=True)
+    ledger.leave_out("v.csv:8", ["too long"], split="validation", file="v.csv", number=8)
+    start = ledger.state()
+    for _ in range(3):
+        ledger.load(start)
+        ledger.use(UsedRows(4), split="training")
+        leave_out(ledger, 1, "too long")
+
+    assert (ledger.split("training").rows, ledger.split("training").reasons) == (5, {"too long": 1})
+    assert [row["key"] for row in quarantine(tmp_path)] == ["v.csv:8", "a.csv:1"]
+    assert not (tmp_path / ".quarantine.jsonl.earlier").exists()
+
+
 def test_a_kill_before_the_position_is_loaded_loses_no_reasons(tmp_path: Path) -> None:
     first = Ledger(tmp_path, max_bad_rows=9, resumable=True)
     leave_out(first, 1, "too long")

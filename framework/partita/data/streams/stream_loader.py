@@ -176,7 +176,7 @@ class StreamLoader:
         return merged(data_positions)
 
     def _start(self, first: int, epochs: Iterable[int]) -> Generator[GlobalBatch]:
-        if not self._started:
+        if not self._started or first == self._data_position.epoch:  # the rows after the position may be read again
             self._ledger.load(self._counted, split=TRAINING)
         if self.counted_epoch is None:
             self.counted_epoch = first
