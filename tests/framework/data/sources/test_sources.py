@@ -445,7 +445,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
         ),
         (
             "a.parquet",
-            gzip.compress(b"PAR1"),
+            gzip.compress(b"PAR1", mtime=0),
             "a.parquet cannot be read as parquet: it is compressed with gzip; unpack",
         ),
         ("a.parquet", b"\0" * 20, "a.parquet cannot be read as parquet: it has another format"),
