@@ -249,7 +249,8 @@ class SelfTraining:
         """Train on the dialogues of the latest rounds, mixed with the rows of `data`."""
         config = round_config(self.config, self.plan, number, source_of=self.source)
         with self.open_run(self.folder(number), config) as directory:
-            if directory.finished:
+            if directory.finished:  # by a process that may have been killed before it removed the checkpoints
+                self.remove_checkpoints(directory)
                 return finished_result(directory)
             with synchronized_errors(self.process_group, "opening the data"):
                 data = open_run_data(config, folder=self.origin)
@@ -262,10 +263,14 @@ class SelfTraining:
                 callbacks=self.callbacks,
             )
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model="model")
+        self.remove_checkpoints(directory)
+        return result
+
+    def remove_checkpoints(self, directory: RunDirectory) -> None:
+        """Remove the checkpoints of a finished round."""
         self.process_group.run_on_rank_zero(
             lambda: shutil.rmtree(directory.checkpoints, ignore_errors=True), "the end of a round"
         )
-        return result
 
     def build_pipeline(self, config: Config, number: int, *, trainable: bool) -> LocalPipeline:
         """Build the pipeline with the weights of the previous round, after freeing the memory of other models."""

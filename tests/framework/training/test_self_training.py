@@ -1,5 +1,7 @@
 """Tests of the rows of a self-training round and its guard; complete rounds are in tests/framework/simulation."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,17 @@ def test_a_round_that_cannot_be_trained_is_an_error_before_training(tmp_path: Pa
         "simulation.self_training: round 4 cannot be trained, because of its data.mix: got 1,003 sources, at most "
         "1,000 can be mixed; write a glob (data/*.jsonl) to read many files as one source"
     )
+
+
+def test_checkpoints_that_a_kill_has_left_in_a_finished_round_are_removed(tmp_path: Path) -> None:
+    rounds = make_rounds(tmp_path)
+    finished = RunDirectory(rounds.folder(1), config=rounds.config)
+    finished.manifest = {"status": "done", "steps": 6}
+    (finished.checkpoints / "step-6").mkdir(parents=True)
+    rounds = replace(rounds, open_run=lambda folder, config: nullcontext(finished))
+
+    assert rounds.train_round(1).steps == 6
+    assert not finished.checkpoints.exists()
 
 
 def test_the_results_of_the_run_become_those_of_the_round_that_is_taken(tmp_path: Path) -> None:
