@@ -44,7 +44,7 @@ class TrialResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """All validation metrics at the end."""
     curve: tuple[TrialEvaluation, ...] = ()
-    """Values of the metric while it trained."""
+    """Values of the metric while it trained, without rounds of self-training."""
     error: str | None = None
     """Why it failed."""
     cpu_seconds: float = 0.0

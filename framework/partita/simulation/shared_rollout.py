@@ -142,7 +142,7 @@ def rollout(
         SimulationError: Too many episodes failed. Finished episodes are saved.
         KeyboardInterrupt: A rank was interrupted before all episodes ended. Finished episodes are saved.
     """
-    remaining, shared_progress = remaining_episodes(episodes, transcripts, process_group=process_group)
+    remaining, shared_progress = remaining_episodes(episodes, transcripts, limits=limits, process_group=process_group)
     claims = WorkQueue(len(remaining), process_group=process_group)
     limit_to_share(budget, len(remaining), ranks=process_group.world_size)
     with (
@@ -171,25 +171,26 @@ def rollout(
 
 
 def remaining_episodes(
-    episodes: Sequence[Episode], transcripts: Transcripts, *, process_group: ProcessGroup
+    episodes: Sequence[Episode], transcripts: Transcripts, *, limits: Limits, process_group: ProcessGroup
 ) -> tuple[list[Episode], RolloutProgress]:
     """Return the episodes that are still to be run, and the progress of all ranks so far.
 
-    If a simulation is resumed, failed episodes are run again.
+    If a simulation is resumed, failed episodes are run again. If all episodes ended and few enough failed, nothing is.
 
     Args:
         episodes: All episodes, the same on every rank.
         transcripts: Transcripts of this rank; those of rank 0 count.
+        limits: `fail_fraction` limits the failed episodes.
         process_group: The ranks that share the episodes.
     """
     saved = process_group.run_on_rank_zero(
         lambda: {key: done.status for key, done in transcripts.done.items()}, "the dialogues finished before"
     )
     finished = {key for key, status in saved.items() if status != "failed"}
-    if all(episode.key in saved for episode in episodes):
-        return [], RolloutProgress(process_group, ended=len(saved), failed=len(saved) - len(finished))
+    failed = len(saved) - len(finished)
+    if all(episode.key in saved for episode in episodes) and not exceeds(failed, len(saved), limits):
+        return [], RolloutProgress(process_group, ended=len(saved), failed=failed)
     if saved:
-        failed = len(saved) - len(finished)
         again = f"; {counted(failed, 'failed one', 'failed ones')} run again" if failed else ""
         logger.info("%s of %s already finished%s", f"{len(finished):,}", counted(len(episodes), "dialogue"), again)
     remaining = [episode for episode in episodes if episode.key not in finished]
@@ -225,6 +226,11 @@ def gather_summaries(
         too_many=any(rank.too_many for rank in ranks),
         reason=next((rank.reason for rank in ranks if rank.reason is not None), None),
     )
+
+
+def exceeds(failed: int, ended: int, limits: Limits) -> bool:
+    """Return whether more of the episodes that ended have failed than `limits.fail_fraction` allows."""
+    return ended >= MIN_ENDED and failed > limits.fail_fraction * ended
 
 
 def too_many_failed(total: WorkerSummary, *, limits: Limits, folder: Path) -> SimulationError:
@@ -269,7 +275,7 @@ def record(
         rate = turns / (time.perf_counter() - started)
         display.advance(ended - shown, live=len(rollout.active), failed=failed, turns_per_second=rate)
         shown = ended
-        if ended >= MIN_ENDED and failed > limits.fail_fraction * ended:
+        if exceeds(failed, ended, limits):
             return shown, True
     return shown, False
 

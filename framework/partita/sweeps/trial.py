@@ -154,7 +154,8 @@ def run_trial(order: TrialOrder) -> TrialResult:
 class Watch:
     """A callback that records the metric of each evaluation, and stops a trial that is not worth its time.
 
-    What it records is in a file, so that a trial that is killed continues, or has a result, as if it had not been.
+    It follows the training in the run directory of the trial, not the rounds of self-training after it. What it records
+    is in a file, so that a trial that is killed continues, or has a result, as if it had not been.
     """
 
     def __init__(self, order: TrialOrder) -> None:
@@ -166,17 +167,23 @@ class Watch:
 
     def on_start(self, state: "TrainingState") -> None:
         """Forget evaluations after the checkpoint from which the run resumes."""
+        if not self.is_watched(state):
+            return
         self.curve = [one for one in self.curve if one.step <= state.step]
 
     def on_evaluate(self, state: "TrainingState") -> None:
         """Record an evaluation, and ask the training to stop if the pruner says so."""
         value = state.metrics.get(self.order.metric, math.nan)
-        if not math.isfinite(value) or not state.total_steps:
+        if not self.is_watched(state) or not math.isfinite(value) or not state.total_steps:
             return
         self.curve.append(TrialEvaluation(state.step / state.total_steps, state.step, value))
         write_atomically(self.path, json.dumps([asdict(one) for one in self.curve]))
         if self.stops():
             state.stop("worse than earlier trials of the sweep")
+
+    def is_watched(self, state: "TrainingState") -> bool:
+        """Return whether the training is that of the trial, not one of its rounds, which have folders inside."""
+        return state.run.resolve() == self.order.run.resolve()
 
     def stops(self) -> bool:
         """Return whether the trial is stopped at its last evaluation."""

@@ -33,6 +33,7 @@ from partita.simulation.build import build_world, load_rollout_and_transcripts, 
 from partita.simulation.participants import AgentModel, build_programs
 from partita.simulation.reward_checker import RewardChecker
 from partita.simulation.run import simulate
+from partita.training.round_config import check_round_configs, round_config, transcripts_source
 from partita.training.run import finished_result, train_in
 from partita_schema.common.checksums import DamagedError, sealed, unsealed, unsealed_line
 from partita_schema.common.files import replacing_folder, write_atomically
@@ -41,7 +42,7 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, NothingToLearnError, Problem, ResumeError
 from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_schema.sections.simulation import Simulation, Tasks
-from partita_schema.sections.sources import SimulationSource, default_name
+from partita_schema.sections.sources import SimulationSource
 from partita_trainers.base import TrainResult
 from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.device_errors import free_everything
@@ -73,7 +74,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
         folder: Folder that relative paths start from.
 
     Raises:
-        ConfigError: A class or dataset cannot be loaded, or `dataset` is given.
+        ConfigError: A class or dataset cannot be loaded, a round cannot be trained, or `dataset` is given.
         DataError: A row cannot be used as a task.
     """
     plan = rounds_of(config)
@@ -82,6 +83,7 @@ def check_rounds(config: Config, dataset: Any, *, folder: Path) -> None:
     if dataset is not None:
         message = "rounds are mixed with the rows of data.source; write them there, not next to the file"
         raise ConfigError([Problem("simulation.self_training", message)])
+    check_round_configs(config, plan)
     section = dialogues_of_rounds(config, plan)
     with ExitStack() as resources:
         build_world(config, section, folder=folder, resources=resources)
@@ -245,9 +247,10 @@ class SelfTraining:
 
     def train_round(self, number: int) -> TrainResult:
         """Train on the dialogues of the latest rounds, mixed with the rows of `data`."""
-        config = self.round_config(number)
+        config = round_config(self.config, self.plan, number, source_of=self.source)
         with self.open_run(self.folder(number), config) as directory:
-            if directory.finished:
+            if directory.finished:  # by a process that may have been killed before it removed the checkpoints
+                self.remove_checkpoints(directory)
                 return finished_result(directory)
             with synchronized_errors(self.process_group, "opening the data"):
                 data = open_run_data(config, folder=self.origin)
@@ -260,10 +263,14 @@ class SelfTraining:
                 callbacks=self.callbacks,
             )
             directory.note(status="done", steps=result.steps, stopped_early=result.stopped_early, model="model")
+        self.remove_checkpoints(directory)
+        return result
+
+    def remove_checkpoints(self, directory: RunDirectory) -> None:
+        """Remove the checkpoints of a finished round."""
         self.process_group.run_on_rank_zero(
             lambda: shutil.rmtree(directory.checkpoints, ignore_errors=True), "the end of a round"
         )
-        return result
 
     def build_pipeline(self, config: Config, number: int, *, trainable: bool) -> LocalPipeline:
         """Build the pipeline with the weights of the previous round, after freeing the memory of other models."""
@@ -277,52 +284,10 @@ class SelfTraining:
             trainable=trainable,
         )
 
-    def round_config(self, number: int) -> Config:
-        """Return the configuration of a round's training, without the `simulation` section."""
-        plan, settings = self.plan, self.config.model_dump(mode="json")
-        settings["simulation"] = None
-        settings["data"] |= self.round_data(number)
-        trainer = settings["trainer"]
-        trainer["evaluate_base"] = False  # it is the result of the round before
-        if plan.epochs is not None or plan.max_steps is not None:
-            trainer |= {"epochs": plan.epochs, "max_steps": plan.max_steps}
-        else:
-            trainer |= {"epochs": 1.0, "max_steps": None}
-        if plan.learning_rate is not None:
-            trainer["learning_rate"] = plan.learning_rate
-        return Config.model_validate(settings)
-
-    def round_data(self, number: int) -> dict[str, Any]:
-        """Return the data sources of a round with their weights."""
-        data, plan = self.config.data, self.plan
-        parts: list[dict[str, Any]] = []
-        if data.mix is not None and plan.mix < 1:
-            total = sum(part.weight for part in data.mix)
-            for name, part in zip(data.mix_names, data.mix, strict=True):
-                weight = (1 - plan.mix) * part.weight / total
-                parts.append(part.model_dump(mode="json") | {"name": name, "weight": weight})
-        elif data.source is not None and plan.mix < 1:
-            source = data.source if isinstance(data.source, str) else data.source.model_dump(mode="json")
-            parts.append({"source": source, "name": default_name(data.source), "weight": 1 - plan.mix})
-        first = max(1, number - plan.keep_rounds + 1)
-        weight = (plan.mix if parts else 1.0) / (number - first + 1)
-        for earlier in range(first, number + 1):
-            parts.append(
-                {"source": self.source(earlier).model_dump(mode="json"), "name": f"round-{earlier}", "weight": weight}
-            )
-        if len(parts) == 1:
-            return {"source": parts[0]["source"], "mix": None}
-        return {"source": None, "mix": parts}
-
     def source(self, number: int) -> SimulationSource:
         """Return the data source that reads the training rows of a round's dialogues."""
         path = self.folder(number) / "transcripts" / f"{HISTORY}.jsonl"
-        return SimulationSource(
-            type="simulation",
-            path=os.path.relpath(path.resolve(), self.origin.resolve()),
-            select=self.plan.select,
-            target=self.plan.target,
-        )
+        return transcripts_source(self.plan, os.path.relpath(path.resolve(), self.origin.resolve()))
 
     # The end
 

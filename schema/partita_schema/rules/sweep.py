@@ -59,6 +59,8 @@ def impossible_sweep(config: ConfigSections) -> Iterator[Refusal]:
     metric = sweep_metric(config)
     if config.cross_validates:
         yield "sweep.pruner", "a trial is the mean of its folds, which is known at its end; remove pruner"
+    elif config.simulation is not None and config.simulation.self_training is not None:
+        yield "sweep.pruner", "a trial with self-training is known at the end of its last round; remove pruner"
     elif not isinstance(config.trainer, FinetuneTrainer):
         yield (
             "sweep.pruner",

@@ -158,6 +158,11 @@ def default_name(source: Source | str) -> str:
     return last.partition(".")[0] or last
 
 
+def numbered_name(name: str, number: int) -> str:
+    """Return the name of the source with this number, from 1, of those that would have the same name."""
+    return name if number == 1 else f"{name}-{number}"
+
+
 def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
     """Return a unique name for each source of a mix: the name in the file, or one derived from what it reads."""
     taken = {part.name for part in mix if part.name is not None}
@@ -169,7 +174,7 @@ def mix_names(mix: Sequence[WeightedSource]) -> tuple[str, ...]:
             continue
         wanted = default_name(part.source)
         number = last_numbers.get(wanted, 0) + 1
-        while (name := wanted if number == 1 else f"{wanted}-{number}") in taken:
+        while (name := numbered_name(wanted, number)) in taken:
             number += 1
         last_numbers[wanted] = number
         taken.add(name)

@@ -273,21 +273,24 @@ class Flaky:
 """
 
 
+@pytest.mark.parametrize("count", [40, 20])  # of 20, all have ended when the simulation stops
 def test_failed_dialogues_are_run_again_when_a_simulation_is_resumed(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     (folder / "flaky.py").write_text(FLAKY, encoding="utf8")
     (folder / "down").touch()
-    changes: dict[str, Any] = {"world": {"type": "environment", "environment": "flaky:Flaky"}, "tasks": {"count": 40}}
+    world = {"type": "environment", "environment": "flaky:Flaky"}
+    changes: dict[str, Any] = {"world": world, "tasks": {"count": count}}
     with pytest.raises(PartitaError, match="the same command runs the others and the failed ones"):
         simulated(folder, tmp_path, **changes)
     (folder / "down").unlink()
     caplog.set_level("INFO")
     again = simulated(folder, tmp_path, **changes)
-    assert again.histories["predicted"].statuses == {"done": 40}
-    assert [line["status"] for line in transcripts(tmp_path)] == ["done"] * 40
+    assert again.histories["predicted"].statuses == {"done": count}
+    assert [line["status"] for line in transcripts(tmp_path)] == ["done"] * count
     assert any(
-        re.search(r"of 40 dialogues already finished; \d+ failed ones run again", text) for text in caplog.messages
+        re.search(rf"of {count} dialogues already finished; \d+ failed ones run again", text)
+        for text in caplog.messages
     )
 
 

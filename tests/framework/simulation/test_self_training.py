@@ -174,6 +174,10 @@ def test_more_rounds_continue_after_trained_ones(folder: Path) -> None:
         ({"checker": {"type": "exakt"}}, "no checker is named exakt; did you mean exact?"),
         ({"self_training": {"tasks": {"source": "nobody.jsonl"}}}, "nobody.jsonl does not exist in "),
         (
+            {"self_training": {"rounds": 1000, "keep_rounds": 1000, "tasks": {"count": 1}}},
+            "round 1000 cannot be trained, because of its data.mix: got 1,001 sources",
+        ),
+        (
             {
                 "world": {"type": "user_sim", "first": "say red"},
                 "agents": {"user": {"type": "model", "run": "runs/nobody"}},

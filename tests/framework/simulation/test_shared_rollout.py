@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from partita.data.episode import Episode
-from partita.simulation.shared_rollout import RolloutProgress, record
+from partita.simulation.shared_rollout import RolloutProgress, record, remaining_episodes
 from partita.simulation.transcripts import Transcripts
 from partita_schema.sections.simulation import Limits
 from partita_trainers.process_group import SINGLE_PROCESS
@@ -62,3 +62,21 @@ def test_a_simulation_ends_when_more_dialogues_fail_than_allowed(
         assert len(transcripts.done) == expected[0]
     assert result == expected
     assert display.total == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("failed", "good", "fraction", "again"),
+    [(10, 10, 0.5, 0), (11, 9, 0.5, 11), (20, 0, 1.0, 0), (19, 0, 0.5, 0), (1, 29, 0.0, 1)],
+)
+def test_failed_dialogues_of_a_simulation_that_ended_are_run_again_only_if_more_failed_than_allowed(
+    tmp_path: Path, failed: int, good: int, fraction: float, again: int
+) -> None:
+    dialogues = [ended(number, failed=number < failed) for number in range(failed + good)]
+    with Transcripts(tmp_path, "predicted", decided_by={}) as transcripts:
+        for dialogue in dialogues:
+            transcripts.add(dialogue)
+        remaining, progress = remaining_episodes(
+            dialogues, transcripts, limits=Limits(fail_fraction=fraction), process_group=SINGLE_PROCESS
+        )
+    assert remaining == dialogues[:again]
+    assert progress.before == ((good, 0) if again else (good + failed, failed))

@@ -16,6 +16,7 @@ from partita import Model
 from partita.runs.manifest import read_manifest
 from partita.runs.sweep_record import read_result
 
+from ... import self_training
 from ...forks import COMMAND, Fork, Forks
 from ...json_lines import log_of
 from ...seeds import session_seed
@@ -73,6 +74,27 @@ def test_a_killed_sweep_and_one_with_more_workers_have_the_same_trials(
     for one in whole:
         logs = [log_of(place / one["run"]) for place in (killed, tmp_path / "sweeps" / "colours")]
         assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
+
+
+def test_the_learning_curve_of_a_trial_with_self_training_is_that_of_its_training_on_data(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    scratch = {"type": "scratch", "size": "nano", "tokenizer": "byte"}
+    trainer = {"max_steps": 8, "batch_size": 8, "steps_per_evaluation": 4}
+    rounds = {"tasks": {"count": 20}, "select": "all", "guard": None}
+    file = self_training.settings(base_model=scratch, generation={}, trainer=trainer, **rounds)
+    file["sweep"] = {"parameters": {"seed": [1]}, "trials": 1}
+    self_training.fill(tmp_path)
+    (tmp_path / "words.yaml").write_text(yaml.safe_dump(file))
+    done = sweeps.run("words.yaml")
+    assert done.returncode == 0, done.stderr
+
+    (trial,) = trials_of(tmp_path / "sweeps" / "words")
+    assert [(one["step"], one["share"]) for one in trial["curve"]] == [(4, 0.5), (8, 1.0)]
+    run = tmp_path / "sweeps" / "words" / trial["run"]
+    metrics = [read_manifest(run / part)["metrics"]["validation"]["loss"] for part in ("", "rounds/2")]
+    assert metrics == [trial["value"]] * 2
+    assert trial["curve"][-1]["value"] != trial["value"]
 
 
 def test_a_trial_is_the_run_that_train_makes_with_its_values(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:

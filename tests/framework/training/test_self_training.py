@@ -1,13 +1,17 @@
 """Tests of the rows of a self-training round and its guard; complete rounds are in tests/framework/simulation."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from partita.runs.directory import RunDirectory
+from partita.training.round_config import check_round_configs, round_config, round_data
 from partita.training.self_training import SelfTraining
 from partita_schema.config import Config
+from partita_schema.errors import ConfigError
 from partita_trainers.process_group import SINGLE_PROCESS
 
 
@@ -65,7 +69,7 @@ def test_a_round_whose_episodes_are_all_truncated_before_their_reward_is_worse(t
 
 def weights(rounds: SelfTraining, number: int) -> dict[str, float]:
     """Return the weights of a round's sources by name; without a mix, the path of the source."""
-    result = rounds.round_data(number)
+    result = round_data(rounds.config, rounds.plan, number, source_of=rounds.source)
     return (
         {part["name"]: part["weight"] for part in result["mix"]} if result["mix"] else {result["source"]["path"]: 1.0}
     )
@@ -90,6 +94,48 @@ def test_without_other_data_a_round_is_trained_only_on_dialogues(tmp_path: Path)
     alone = make_rounds(tmp_path, data={"source": "a.jsonl"}, mix=1, keep_rounds=2)
     assert weights(alone, 1) == {path.format(1): 1.0}
     assert weights(alone, 2) == pytest.approx({"round-1": 0.5, "round-2": 0.5})
+
+
+def test_a_source_that_is_named_like_a_round_keeps_its_name(tmp_path: Path) -> None:
+    rounds = make_rounds(tmp_path, data={"source": "round-1.jsonl"})
+    assert weights(rounds, 2) == pytest.approx({"round-1": 0.6, "round-1-2": 0.2, "round-2": 0.2})
+    mix = [{"source": "a.jsonl", "name": "round-2"}, {"source": "b.jsonl", "name": "round-2-2"}]
+    rounds = make_rounds(tmp_path, data={"mix": mix}, mix=0.2, keep_rounds=1)
+    assert weights(rounds, 2) == pytest.approx({"round-2": 0.4, "round-2-2": 0.4, "round-2-3": 0.2})
+    for number in (1, 2):
+        round_config(rounds.config, rounds.plan, number, source_of=rounds.source)
+
+
+def test_when_a_mix_stops_is_left_out_of_a_round_without_one(tmp_path: Path) -> None:
+    data = {"mix": [{"source": "a.jsonl"}, {"source": "b.jsonl"}], "stop": "first"}
+    rounds = make_rounds(tmp_path, data=data, mix=1)
+    configs = [round_config(rounds.config, rounds.plan, number, source_of=rounds.source) for number in (1, 2)]
+    assert [(len(config.data.mix or ()), config.data.stop) for config in configs] == [(0, "all"), (2, "first")]
+    rounds = make_rounds(tmp_path, data=data)
+    assert round_config(rounds.config, rounds.plan, 1, source_of=rounds.source).data.stop == "first"
+
+
+def test_a_round_that_cannot_be_trained_is_an_error_before_training(tmp_path: Path) -> None:
+    data = {"mix": [{"source": f"{number}.jsonl"} for number in range(999)]}
+    check_round_configs((rounds := make_rounds(tmp_path, data=data, keep_rounds=1)).config, rounds.plan)
+    rounds = make_rounds(tmp_path, data=data)
+    with pytest.raises(ConfigError) as caught:
+        check_round_configs(rounds.config, rounds.plan)
+    assert str(caught.value) == (
+        "simulation.self_training: round 4 cannot be trained, because of its data.mix: got 1,003 sources, at most "
+        "1,000 can be mixed; write a glob (data/*.jsonl) to read many files as one source"
+    )
+
+
+def test_checkpoints_that_a_kill_has_left_in_a_finished_round_are_removed(tmp_path: Path) -> None:
+    rounds = make_rounds(tmp_path)
+    finished = RunDirectory(rounds.folder(1), config=rounds.config)
+    finished.manifest = {"status": "done", "steps": 6}
+    (finished.checkpoints / "step-6").mkdir(parents=True)
+    rounds = replace(rounds, open_run=lambda folder, config: nullcontext(finished))
+
+    assert rounds.train_round(1).steps == 6
+    assert not finished.checkpoints.exists()
 
 
 def test_the_results_of_the_run_become_those_of_the_round_that_is_taken(tmp_path: Path) -> None:

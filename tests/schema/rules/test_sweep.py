@@ -177,6 +177,32 @@ def test_a_sweep_needs_validation_metrics(trainer: str, more: str, expected: str
 
 
 @pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        (
+            {
+                "input_features": "[{name: messages, type: dialogue}]",
+                "output_features": "[{name: reply, type: text}]",
+                "data": "{source: rows.jsonl}",
+                "simulation": "{world: {type: replay}, self_training: {rounds: 2}}",
+            },
+            "a trial with self-training is known at the end of its last round; remove pruner",
+        ),
+        (
+            {"data": "{source: rows.jsonl, split: {type: kfold}}"},
+            "a trial is the mean of its folds, which is known at its end; remove pruner",
+        ),
+    ],
+)
+def test_a_pruner_needs_trials_that_are_one_training(sections: dict[str, str], reason: str) -> None:
+    changes = "\n".join(f"{key}: {value}" for key, value in sections.items()) + "\n"
+    with pytest.raises(ConfigError) as caught:
+        load_config([sweep("seed: [1]", "  metric: loss\n  pruner: {type: median}\n"), changes])
+    assert str(caught.value).endswith(f"sweep.pruner: {reason}")
+    load_config([sweep("seed: [1]", "  metric: loss\n"), changes])
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         {"trainer": "{type: finetune, validation_metric: label.accuracy}"},

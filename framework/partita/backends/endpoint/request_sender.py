@@ -13,6 +13,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, Literal, TypeVar
@@ -50,13 +51,18 @@ class RateLimiter:
         self.seconds_per_token = MINUTE / tokens_per_minute if tokens_per_minute else 0.0
         self.clock = clock
         self.turns = asyncio.Lock()
+        self.released = asyncio.Event()
+        """Set when tokens are released, so that the request whose turn is next computes its wait again."""
         self.next_by_requests = self.next_by_tokens = self.paused_until = clock()
 
     async def turn(self, tokens: int) -> None:
         """Wait until a request of at most `tokens` tokens may be sent."""
         async with self.turns:
             while (seconds := self.seconds_to_wait()) > 0:
-                await asyncio.sleep(seconds)
+                self.released.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await self.released.wait()
             now = self.clock()
             self.next_by_requests = now + self.seconds_per_request
             self.next_by_tokens = max(self.next_by_tokens, now) + tokens * self.seconds_per_token
@@ -68,6 +74,7 @@ class RateLimiter:
     def give_back(self, tokens: int) -> None:
         """Release reserved tokens that a request did not use; a negative number reserves more."""
         self.next_by_tokens -= tokens * self.seconds_per_token
+        self.released.set()
 
     def pause(self, seconds: float) -> None:
         """Send no request for this many seconds."""
@@ -102,6 +109,11 @@ class RequestFailure:
     """Whether to retry the request."""
     wait: float = 0.0
     """Seconds that the server asks to wait before the next try."""
+
+    @property
+    def may_have_used_tokens(self) -> bool:
+        """Whether the server may have answered: it was reached, and did not respond with an error."""
+        return self.status is None and self.cause != "unreachable"
 
 
 class RequestError(Exception):
@@ -171,6 +183,8 @@ class RequestSender(ABC, Generic[Reply]):
                 if used:
                     self.rate_limiter.give_back(tokens - used)
                 return result
+            if not result.may_have_used_tokens:
+                self.rate_limiter.give_back(tokens)
             if not result.retry:
                 return result
             if result.wait > MAX_RETRY_AFTER:

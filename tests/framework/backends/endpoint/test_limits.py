@@ -1,24 +1,50 @@
 """Tests of the limits on concurrent requests and on requests per minute."""
 
 import asyncio
+import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
+import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from partita import Model
-from partita.backends.endpoint import request_sender
-from partita.backends.endpoint.request_sender import RateLimiter
+from partita.backends.endpoint.completion_sender import CompletionSender
+from partita.backends.endpoint.receiving import Response as Received
+from partita.backends.endpoint.redaction import Redaction
+from partita.backends.endpoint.request_sender import RateLimiter, RequestError, RequestFailure, refusal
+from partita_schema.sections.backend import EndpointBackendConfig
 
 from ....properties import examples
 from .conftest import LocalServer, Response, answer
 
 MakeFile = Callable[..., dict[str, Any]]
 ROWS = [{"question": f"question {n}"} for n in range(60)]
+T = TypeVar("T")
+
+
+class NoWaiting(selectors.DefaultSelector):
+    """A selector that moves its clock forward instead of waiting."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing will ever happen"
+        self.now += timeout
+        return super().select(0)
+
+
+def run_without_waiting(main: Callable[[Callable[[], float]], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function, which takes a clock, in an event loop whose waits take no time."""
+    selector = NoWaiting()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(main(loop.time))
 
 
 @pytest.mark.parametrize(("concurrency", "seconds"), [(1, 0.01), (5, 0.05), (32, 0.4)])
@@ -74,44 +100,89 @@ def test_tokens_per_minute_use_the_counts_of_the_server(server: LocalServer, mak
 def test_requests_are_spaced_exactly_as_the_limits_require(
     requests: int, tokens: int, asked: list[tuple[int, int]]
 ) -> None:
-    now = 0.0
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    async def run() -> list[tuple[float, int]]:
-        limits = RateLimiter(requests_per_minute=requests, tokens_per_minute=tokens, clock=lambda: now)
+    async def run(clock: Callable[[], float]) -> list[tuple[float, int]]:
+        limits = RateLimiter(requests_per_minute=requests, tokens_per_minute=tokens, clock=clock)
         started = []
         for reserved, used in asked:
             await limits.turn(reserved)
             limits.give_back(reserved - used)
-            started.append((now, used))
+            started.append((clock(), used))
         return started
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_sender.asyncio, "sleep", sleep)
-        started = asyncio.run(run())
+    started = run_without_waiting(run)
     for (first, used), (second, _) in pairwise(started):
         assert second - first == pytest.approx(max(60 / requests, 60 * used / tokens), abs=1e-6)
 
 
 def test_no_request_starts_during_a_requested_wait() -> None:
-    now = 5.0
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    async def run() -> float:
-        limits = RateLimiter(requests_per_minute=None, tokens_per_minute=None, clock=lambda: now)
+    async def run(clock: Callable[[], float]) -> float:
+        limits = RateLimiter(requests_per_minute=None, tokens_per_minute=None, clock=clock)
         await limits.turn(1)
-        assert now == 5.0
+        assert clock() == 0.0
         limits.pause(3.0)
         limits.pause(1.0)
         await limits.turn(1)
-        return now
+        return clock()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request_sender.asyncio, "sleep", sleep)
-        assert asyncio.run(run()) == 8.0
+    assert run_without_waiting(run) == pytest.approx(3.0)
+
+
+def test_tokens_that_are_returned_shorten_the_wait_of_the_next_request() -> None:
+    # 200 tokens are 2 s, and 10 tokens 0.1 s: each request starts when the answer before it has arrived.
+    async def run(clock: Callable[[], float]) -> list[float]:
+        limits = RateLimiter(requests_per_minute=None, tokens_per_minute=6000, clock=clock)
+        started = []
+
+        async def send() -> None:
+            await limits.turn(200)
+            started.append(clock())
+            await asyncio.sleep(0.1)
+            limits.give_back(190)
+
+        await asyncio.gather(*(send() for _ in range(6)))
+        return started
+
+    assert run_without_waiting(run) == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_a_pause_lengthens_the_wait_of_the_next_request() -> None:
+    async def run(clock: Callable[[], float]) -> float:
+        limits = RateLimiter(requests_per_minute=None, tokens_per_minute=6000, clock=clock)
+        await limits.turn(200)
+        waiting = asyncio.create_task(limits.turn(200))
+        await asyncio.sleep(0.1)
+        limits.pause(5.0)
+        limits.give_back(190)
+        await waiting
+        return clock()
+
+    assert run_without_waiting(run) == pytest.approx(5.1)
+
+
+@pytest.mark.parametrize(
+    ("failure", "returned"),
+    [
+        (refusal(Received(400, httpx2.Headers(), b"too long")), True),
+        (refusal(Received(429, httpx2.Headers(), b"too fast")), True),
+        (refusal(Received(500, httpx2.Headers(), b"oh no")), True),
+        (RequestFailure("unreachable", "no connection", retry=True), True),
+        (RequestFailure("server", "no answer within 60 s", retry=True), False),
+        (RequestFailure("row", "the server's response is no JSON"), False),
+    ],
+)
+def test_a_request_that_has_no_answer_returns_its_tokens(
+    monkeypatch: pytest.MonkeyPatch, failure: RequestFailure, returned: bool
+) -> None:
+    async def fail(body: Any) -> Any:
+        raise RequestError(failure)
+
+    async def run() -> float:
+        backend = EndpointBackendConfig(type="endpoint", url="http://localhost/v1", tokens_per_minute=60, retries=0)
+        async with httpx2.AsyncClient() as client:
+            sender = CompletionSender(client, backend, Redaction(None), mode="chat", logprobs=False)
+            monkeypatch.setattr(sender, "request", fail)
+            assert await sender.send({}, tokens=600) == failure
+        return sender.rate_limiter.seconds_to_wait()
+
+    seconds = asyncio.run(run())
+    assert seconds <= 0 if returned else seconds > 500
