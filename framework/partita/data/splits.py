@@ -115,7 +115,9 @@ def passed_splits(config: Config, dataset: Any, *, without: frozenset[str]) -> d
         return divide(splits[TRAINING], config, without=without)
     if isinstance(config.split, KFoldSplit):
         return splits | divide(splits[TRAINING], config, without=without | {TEST})
-    return splits | {name: take_sample(splits[name], config) for name in (TRAINING,) if name in splits}
+    if TRAINING in splits:
+        splits[TRAINING] = take_sample(splits[TRAINING], config)
+    return splits
 
 
 def check_foldable(dataset: Any, named: Mapping[str, Any], *, streamed: bool) -> None:
