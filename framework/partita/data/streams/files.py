@@ -165,11 +165,10 @@ def fewest(able: Sequence[int], weights: Sequence[float], num_groups: int) -> se
     best, least = set[int](), float("inf")
     for count in dict.fromkeys(min(count, len(able)) for count in counts_to_try(num_groups, len(able))):
         split = set(able[:count])
-        rest = [weight for number, weight in enumerate(weights) if number not in split]
-        each = sum(weights[number] for number in split) / num_groups
-        longest = each + unevenness(rest, num_groups) * sum(rest) / num_groups
-        uneven = longest * num_groups / sum(weights)
-        if uneven < least - 1e-9 and len(rest) + count * num_groups >= num_groups:
+        sizes = [weight for number, weight in enumerate(weights) if number not in split]
+        sizes += [weights[number] / num_groups for number in sorted(split) for _ in range(num_groups)]
+        uneven = unevenness(sizes, num_groups)
+        if uneven < least - 1e-9 and len(sizes) >= num_groups:
             best, least = split, uneven
         if least <= EVEN:
             break

@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from fsspec import AbstractFileSystem
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from partita.data.batching.policies import Fixed
@@ -219,6 +219,7 @@ def test_shard_groups_have_equal_rows_for_any_number_of_files(
 
 
 @examples(40)
+@example([1, 1, 2, 3], 2)  # after splitting only the largest file, the groups would have 150 and 200 bytes
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any), st.integers(1, 9))
 def test_splittable_files_of_any_sizes_give_even_shard_groups(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], num_groups: int
