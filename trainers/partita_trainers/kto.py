@@ -114,7 +114,7 @@ class KtoObjective:
         self.step = Step()
         self.exchanged: tuple[list[LabelledRow], StepRows] | None = None
         self.own_ratios_R: torch.Tensor | None = None
-        """L - R of the mismatched answers of this rank; None without any."""
+        """The ratios of this rank's mismatched answers, as `ratios` returns them; None if there are none."""
         self.labels: Counter[bool] | None = None
         """Number of good and of bad answers that training has read; None if all labels are known before training."""
         self.last: tuple[torch.Tensor, ...] = ()
@@ -125,7 +125,7 @@ class KtoObjective:
         return len(rows_with_loss(batch))
 
     def prepare(self, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
-        """Compute the references that are not known yet, and what the KL term of the step is the mean of."""
+        """Compute the references that are not known yet, and this rank's part of the KL term of the step."""
         self.own_ratios_R = None
         rows, indices = self.rows_of_step(context, [row for batch in batches for row in labelled_rows(batch)])
         with context.full_weights():

@@ -111,7 +111,7 @@ def exchange(objective: Objective, context: ObjectiveContext) -> None:
 
 
 def prepare(objective: Objective, context: ObjectiveContext, batches: Iterable[Batch]) -> None:
-    """Run what an objective computes before the first loss of a step, on a rank that can fail alone."""
+    """Run `prepare` and `exchange` of an objective where no other rank waits for this one, as in probes of memory."""
     objective.prepare(context, batches)
     exchange(objective, context)
 

@@ -241,7 +241,7 @@ def take_sample(rows: Rows, config: Config, *, size: int | None = None) -> Rows:
 
 
 def moved(bad: Sequence[BadRow], selected_N: np.ndarray) -> list[BadRow]:
-    """Return unreadable rows of a source with their places among the readable rows of a selection.
+    """Return unreadable rows with `num_before` counted in a selection of the source's readable rows.
 
     Args:
         bad: The unreadable rows.

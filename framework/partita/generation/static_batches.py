@@ -172,13 +172,7 @@ def requests_or_errors(
 ) -> list[RowResult]:
     """Return the answer or the error of each request, in input order; if they fail together, each is answered alone.
 
-    Args:
-        lm: The model.
-        requests: The prompts.
-        settings: How they are generated.
-
-    Raises:
-        JobError: The device failed.
+    See `requests_in_batches` for the arguments. Raises JobError if the device failed.
     """
     try:
         answers = requests_in_batches(lm, requests, settings)

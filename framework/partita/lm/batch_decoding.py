@@ -31,7 +31,7 @@ class StopStrings:
     """Finds stop strings in the last tokens of a row: a string of n bytes has at most n tokens."""
 
     def __init__(self, stop: Sequence[str], *, decode: Decode) -> None:
-        """Find `stop` in the texts of `decode`, which are those of answers; the beginning of a text may be special."""
+        """Find `stop` in the results of `decode`, which decodes answers and may strip a space at their beginning."""
         self.stop = stop
         self.decode = decode
         self.tail = max((len(text.encode()) for text in stop), default=0) + 4
@@ -130,7 +130,7 @@ class BatchDecoder:
     def choose(self, scores_BV: torch.Tensor, *, logits_BV: torch.Tensor) -> torch.Tensor:
         """Return the next token of each row [B], any for rows that have ended; add it to the rows.
 
-        `scores_BV` are those to choose by, `logits_BV` those of the model.
+        Tokens are chosen by `scores_BV`; log probabilities are computed from the model's scores, `logits_BV`.
         """
         going = [(index, row) for index, row in enumerate(self.batch) if row is not None]
         indices, rows = [index for index, _ in going], [row for _, row in going]

@@ -70,7 +70,7 @@ def generation_options(
 
 
 def check_token_ids(generation: Generation, *, size: int) -> None:
-    """Raise ModelError if a token id in the file is not one of a model with `size` tokens, and would have no effect."""
+    """Raise ModelError if the file names a token id that a model with `size` tokens does not have."""
     for key in ("stop_token_ids", "suppress_tokens", "begin_suppress_tokens"):
         mistake = unknown_token(getattr(generation, key) or (), size=size)
         if mistake is not None:
@@ -78,7 +78,7 @@ def check_token_ids(generation: Generation, *, size: int) -> None:
 
 
 def unknown_token(ids: Sequence[int], *, size: int) -> str | None:
-    """Return a text that names the first of these ids that is none of a model with `size` tokens; None if all are."""
+    """Return an error text for the first id that a model with `size` tokens does not have; None if it has all."""
     wrong = next((token for token in ids if not 0 <= token < size), None)
     return None if wrong is None else f"{wrong} is not a token of this model, which has {size:,}"
 

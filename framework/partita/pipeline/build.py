@@ -185,7 +185,7 @@ def assemble_pipeline(
         labels: Labels by output.
 
     Raises:
-        ModelError: The model cannot constrain its answers as the file asks, or a token id in the file is none of it.
+        ModelError: The model cannot constrain its answers as the file asks, or does not have a token id in the file.
     """
     check_token_ids(config.generation, size=model.vocabulary_size)
     shipped = model.checkpoint_generation

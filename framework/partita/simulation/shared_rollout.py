@@ -175,7 +175,8 @@ def remaining_episodes(
 ) -> tuple[list[Episode], RolloutProgress]:
     """Return the episodes that are still to be run, and the progress of all ranks so far.
 
-    If a simulation is resumed, failed episodes are run again. If all episodes ended and few enough failed, nothing is.
+    If a simulation is resumed, failed episodes are run again, unless all episodes ended and no more of them failed than
+    `limits` allows.
 
     Args:
         episodes: All episodes, the same on every rank.

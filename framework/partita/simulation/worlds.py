@@ -261,7 +261,7 @@ class CheckedWorld:
         Args:
             world: The world.
             checker: Checks its episodes.
-            rounds: Most further answers to an episode.
+            rounds: Maximum number of further answers in an episode.
             outputs: The outputs of a turn of the model; None if a turn is only a text.
         """
         self.world, self.checker, self.rounds, self.outputs = world, checker, rounds, outputs

@@ -24,8 +24,7 @@ def choose_labels(lm: TextModel, requests: Sequence[GenerationRequest], options:
     """Return the most probable label of each row, the first one of a tie; the model must be in evaluation mode.
 
     Raises:
-        ModelError: The model has no end token.
-        ModelError: The scores of a row are NaN.
+        ModelError: The model has no end token, or the scores of a row are NaN.
         ValueError: A label is longer than the row's limit.
     """
     ends = answer_ends(lm, options)
