@@ -25,6 +25,8 @@ from .small_sweeps import steps_of, trials_of, write_file
 pytestmark = pytest.mark.long
 
 ADAPTER = "adapter={type: lora}"
+LONG = "trainer.epochs=10000"
+"""No trial ends before the test interrupts it."""
 
 
 class Sweeps:
@@ -143,7 +145,7 @@ def test_documents_with_other_tokenizers_are_compared_by_their_bits_per_byte(swe
 
 def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path)
-    program = sweeps.start(file, "--workers", "2")
+    program = sweeps.start(file, "--workers", "2", "--set", LONG)
     while not steps_of(tmp_path / "sweeps" / "colours", 2):
         assert program.poll() is None
         time.sleep(0.01)
@@ -159,7 +161,7 @@ def test_an_interrupted_sweep_ends_with_130_and_leaves_no_process(colours: Any, 
 
 def test_trials_that_have_just_been_started_are_interrupted(colours: Any, sweeps: Sweeps, tmp_path: Path) -> None:
     file = write_file(colours, tmp_path)
-    program = sweeps.start(file, "--workers", "2")
+    program = sweeps.start(file, "--workers", "2", "--set", LONG)
     while not (tmp_path / "sweeps" / "colours" / "sweep.json").exists():
         assert program.poll() is None
         time.sleep(0.01)
