@@ -257,4 +257,5 @@ def score(
             )
             if on_row is not None:
                 on_row(ScoredRow(int(chosen[answer.row]), raw, truths, answer, scores))
-    return scorer.scores()
+        result = scorer.scores()
+    return result

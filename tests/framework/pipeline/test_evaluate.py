@@ -1,3 +1,4 @@
+import itertools
 import json
 import logging
 import math
@@ -22,6 +23,7 @@ from partita.data.sources.sources import open_rows
 from partita.distributed.thread_group import ThreadGroup
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.scripted import ScriptedModel
+from partita.outputs.scores import Scorer
 from partita.pipeline.dataset_loss import dataset_loss
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.evaluate import score
@@ -166,6 +168,28 @@ def test_scores_do_not_depend_on_out_of_memory_errors(pipeline: Any, rows: EvalD
         cut = score(pipeline, rows.rows, budget=limit)
     assert cut.outputs == free.outputs
     assert limit.current_limit < 8
+
+
+def test_a_rank_that_cannot_compute_the_scores_ends_the_others_with_its_error(
+    colours: Any, pipeline: Any, rows: EvalDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores, calls = Scorer.scores, itertools.count()
+
+    def failing(self: Scorer) -> Any:
+        if next(calls) == 1:
+            raise ValueError("a mean of no numbers")
+        return scores(self)
+
+    monkeypatch.setattr(Scorer, "scores", failing)
+
+    def error_of(pipeline: Any, process_group: ThreadGroup) -> str:
+        with pytest.raises(ValueError, match="a mean") as caught:
+            score(pipeline, rows.rows, budget=BatchBudget(8), process_group=process_group)
+        return str(caught.value)
+
+    models, groups = [pipeline, build_pipeline(colours)], ThreadGroup.of(2, timeout_seconds=20)
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(error_of, models, groups)) == ["a mean of no numbers"] * 2
 
 
 @contextmanager
