@@ -257,5 +257,4 @@ def score(
             )
             if on_row is not None:
                 on_row(ScoredRow(int(chosen[answer.row]), raw, truths, answer, scores))
-        result = scorer.scores()
-    return result
+        return scorer.scores()
