@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from partita import DataError, Model
+from partita.backends.ray.rank_launcher import received
 
 from ..json_lines import read_json_lines, write_json_lines
 from ..local_ray import local_ray
@@ -110,17 +112,10 @@ def test_stopped_training_with_a_killed_worker_takes_the_steps_of_one_process(
     assert not list(Path("run").glob(".ray-*"))
 
 
-@pytest.mark.parametrize(
-    ("trainer", "tolerance"), [("preference", 2e-4), ("reward", 1e-6)], ids=["preference", "reward"]
-)
-def test_pairs_are_trained_on_and_evaluated_as_in_one_process(
-    ray: Any, folder: Path, processes: Any, trainer: str, tolerance: float
-) -> None:
-    settings = processes.settings(type=trainer, max_steps=4)
+def test_a_reward_model_is_trained_and_scores_as_in_one_process(ray: Any, folder: Path, processes: Any) -> None:
+    settings = processes.settings(type="reward", max_steps=4, center=0.05)
     settings["output_features"] = [{"name": "answer", "type": "preference"}]
-    if trainer == "reward":
-        settings["trainer"]["center"] = 0.05
-        del settings["adapter"], settings["generation"]
+    del settings["adapter"], settings["generation"]
     for name in ("rows.jsonl", "more.jsonl"):
         rows = [
             {"text": row["text"], "chosen": f"a {row['colour']}", "rejected": "a ball I see"[: 3 + number % 10]}
@@ -136,19 +131,16 @@ def test_pairs_are_trained_on_and_evaluated_as_in_one_process(
     logs = [read_json_lines(Path(run) / "log.jsonl") for run in ("alone", "run")]
     for key in ("loss", "rewards/margins", "rewards/rejected"):
         one, other = ([line[key] for line in log] for log in logs)
-        assert one == pytest.approx(other, rel=tolerance, abs=min(tolerance, 1e-5)), key
-    assert results[1].metrics["test"] == pytest.approx(results[0].metrics["test"], rel=5 * tolerance, abs=1e-5)
+        assert one == pytest.approx(other, rel=1e-6, abs=1e-6), key
+    assert results[1].metrics["test"] == pytest.approx(results[0].metrics["test"], rel=5e-6, abs=1e-5)
 
-    metrics = [Model.load("run", overrides=overrides, quiet=True).evaluate("more.jsonl") for overrides in ([], ON_RAY)]
+    models = [Model.load("run", overrides=overrides, quiet=True) for overrides in ([], ON_RAY)]
+    metrics = [model.evaluate("more.jsonl") for model in models]
     assert metrics[0] == metrics[1]
     assert metrics[1]["model"]["rewards/margins"] != 0
-    if trainer == "reward":
-        scores = [
-            list(Model.load("run", overrides=overrides, quiet=True).predict("more.jsonl", f"{name}.jsonl"))
-            for name, overrides in (("one", []), ("workers", ON_RAY))
-        ]
-        assert scores[0] == scores[1]
-        assert len({row["answer_score"] for row in scores[1]}) > 20
+    scores = [list(model.predict("more.jsonl", f"scores-{number}.jsonl")) for number, model in enumerate(models)]
+    assert scores[0] == scores[1]
+    assert len({row["answer_score"] for row in scores[1]}) > 20
 
 
 CALLBACKS = """
@@ -201,9 +193,7 @@ def test_callbacks_of_the_file_and_of_the_caller_run_on_rank_0_and_stop_all_rank
     assert calls == [], "a copy was called"
 
 
-def test_what_cannot_be_sent_to_workers_or_read_there_is_refused(
-    ray: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_sent_to_workers_is_refused(ray: Any, folder: Path) -> None:
     model = Model("run.yaml", overrides=ON_RAY)
 
     class Locked:
@@ -224,12 +214,21 @@ def test_what_cannot_be_sent_to_workers_or_read_there_is_refused(
         "the dataset cannot be sent to workers (cannot pickle '_thread.lock' object); write it to a file, and name that"
     )
 
+
+def test_an_object_whose_module_is_missing_on_a_worker_is_refused(
+    ray: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("diaries.py").write_text(CALLBACKS, encoding="utf8")
     monkeypatch.syspath_prepend(str(folder))
-    diary = importlib.import_module("diaries").Diary("passed.txt")
-    with pytest.raises(DataError) as error:
-        model.train("rows.jsonl", run="other", callbacks=[diary])
-    assert str(error.value) == (
+    call = partial(print, callbacks=[importlib.import_module("diaries").Diary("passed.txt")])
+
+    @ray.remote
+    def refusal(sent: list[Any]) -> str:
+        with pytest.raises(DataError) as error:
+            received(sent[0])
+        return str(error.value)
+
+    assert ray.get(refusal.remote([ray.put(call)])) == (
         "an object that you passed cannot be read on a worker (No module named 'diaries'); the module of its class "
         "must be importable there"
     )
