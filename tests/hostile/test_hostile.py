@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 SEED = int(os.environ.get("PARTITA_FUZZ_SEED", "17"))
-ALL = 100
+ALL = 190
 """Mutations of each kind; benchmarks/robustness.py runs 2,000."""
 MOST_MEGABYTES = 500
 MOST_SAID = 60_000
