@@ -252,9 +252,9 @@ def test_an_error_of_one_rank_is_raised_unchanged_and_nothing_is_restarted(
     assert manifest["data"]["training"]["rows"] == 101
 
 
-@pytest.mark.parametrize("kind", ["dpo", "kto"])
+@pytest.mark.parametrize(("kind", "trained_on"), [("dpo", ON_RAY), ("kto", [])], ids=["dpo", "kto"])
 def test_a_finished_run_on_preferences_is_evaluated_with_its_loss(
-    ray: Any, processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ray: Any, processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, trained_on: list[str]
 ) -> None:
     settings = processes.settings()
     del settings["adapter"]
@@ -269,11 +269,12 @@ def test_a_finished_run_on_preferences_is_evaluated_with_its_loss(
         ]
         rows = [row if index % 3 else row | {"answer": "a ball", "good": False} for index, row in enumerate(rows)]
         write_json_lines(Path(name), rows)
-    trained = Model("run.yaml", quiet=True).train(run="run").metrics["test"]
+    trained = Model("run.yaml", overrides=trained_on, quiet=True).train(run="run").metrics["test"]
     Path("run", "references.jsonl").unlink()
 
-    metrics = Model.load("run", overrides=ON_RAY, quiet=True).evaluate("more.jsonl")["model"]
-
-    names = [name for name in metrics if name.partition("/")[0] in ("loss", "rewards", "logps", "kl")]
-    assert "rewards/margins" in names
-    assert {name: metrics[name] for name in names} == pytest.approx({name: trained[name] for name in names}, rel=1e-4)
+    for overrides in ([], ON_RAY):
+        metrics = Model.load("run", overrides=overrides, quiet=True).evaluate("more.jsonl")["model"]
+        names = [name for name in metrics if name.partition("/")[0] in ("loss", "rewards", "logps", "kl")]
+        assert "rewards/margins" in names
+        found, expected = ({name: values[name] for name in names} for values in (metrics, trained))
+        assert found == pytest.approx(expected, rel=1e-4)
