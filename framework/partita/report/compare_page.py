@@ -6,7 +6,7 @@ from pathlib import Path
 
 from partita.report.charts import Chart, Table
 from partita.report.charts.axes import BOTTOM, RIGHT, TOP, Axis, axis_of, tick_label
-from partita.report.charts.chart import WIDTH, shortened, svg
+from partita.report.charts.chart import WIDTH, fitted, svg
 from partita.report.comparison import Comparison, PairComparison
 from partita.report.comparison_table import answer_text, interval_text, metric_row, settings_rows, signed
 from partita.report.disagreements import Disagreement
@@ -26,11 +26,10 @@ TESTS = (
 )
 LINE_HEIGHT = 22
 NAMES_WIDTH = 130
-"""Width of the names of metrics, left of the intervals."""
+"""Width of the names of metrics, left of the intervals, and of the space after them."""
+NAMES_SPACE = 8
 MAX_VALUE = 1_000
 """Characters of a value of a row."""
-MAX_NAME = 20
-"""Characters of the name of a metric in a chart."""
 
 
 def check_page(path: Path) -> None:
@@ -154,8 +153,8 @@ def interval_chart(title: str, metrics: Sequence[MetricEstimate]) -> Chart:
     for number, (metric, difference) in enumerate(differences):
         y = TOP + LINE_HEIGHT * (number + 0.5)
         low, middle, high = (axis.position(value) for value in (difference.low, difference.value, difference.high))
-        name = shortened(metric, most=MAX_NAME)
-        parts.append(f'<text x="{NAMES_WIDTH - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(name)}</text>')
+        name = fitted(metric, width=NAMES_WIDTH - NAMES_SPACE)
+        parts.append(f'<text x="{NAMES_WIDTH - NAMES_SPACE}" y="{y + 4:.1f}" text-anchor="end">{escape(name)}</text>')
         parts.append(
             f'<line class="curve" stroke="var(--c0)" x1="{low:.1f}" x2="{high:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<circle cx="{middle:.1f}" cy="{y:.1f}" r="3.2" fill="var(--c0)"/>'

@@ -62,12 +62,15 @@ MEASURE = (
     """
 function measure() {
   document.querySelectorAll("details").forEach(one => one.open = true);
-  const outside = [], faint = [];
+  const outside = [], clipped = [], faint = [];
   for (const element of document.body.querySelectorAll("*")) {
     const box = element.getBoundingClientRect();
     const scrolls = element.closest(".scroll, pre");
     if (!scrolls && (box.right > innerWidth + 1 || box.left < -1)) outside.push(element.outerHTML.slice(0, 200));
     if (scrolls === element && box.right > innerWidth + 1) outside.push(element.outerHTML.slice(0, 200));
+    const chart = element.closest("svg"), frame = chart && chart.getBoundingClientRect();
+    const cut = frame && (box.left < frame.left - 1 || box.right > frame.right + 1);
+    if (cut) clipped.push(element.outerHTML.slice(0, 200));
     const own = [...element.childNodes].some(one => one.nodeType === 3 && one.data.trim());
     if (own && element.tagName !== "title" && contrast(element) < LEAST)
       faint.push([contrast(element), element.outerHTML.slice(0, 200)]);
@@ -75,7 +78,8 @@ function measure() {
   const tall = document.documentElement.scrollHeight;
   const wide = document.documentElement.scrollWidth;
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  parent.postMessage({width: innerWidth, wide, tall, dark, outside, faint, elements: document.all.length}, "*");
+  const elements = document.all.length;
+  parent.postMessage({width: innerWidth, wide, tall, dark, outside, clipped, faint, elements}, "*");
 }
 addEventListener("load", measure);
 </script>
@@ -163,10 +167,11 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_fits(found: list[dict[str, Any]], console: str) -> None:
-    """Assert that nothing of a page is outside the viewport at any width, and that its console is empty."""
+    """Assert that nothing is outside the viewport or a chart at any width, and that the console is empty."""
     assert sorted(one["width"] for one in found) == list(WIDTHS)
     for one in found:
         assert one["outside"] == []
+        assert one["clipped"] == []
         assert one["wide"] <= one["width"]
     assert console == ""
 
@@ -192,14 +197,16 @@ def test_nothing_is_outside_the_viewport_and_all_text_is_readable(
 def test_faults_of_a_page_are_detected(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     wide, faint = "<div id='wide' style='width:900px'>a</div>", "<p id='faint' style='color:#bbb'>b</p>"
+    chart = "<svg style='margin: 0 99px' width='200'><text id='clipped' x='9' text-anchor='end'>clipped</text></svg>"
     script = "<script>console.error('an error')</script>"
-    page.write_text(f"<!DOCTYPE html><html><body>{wide}{faint}{script}</body></html>", encoding="utf8")
+    page.write_text(f"<!DOCTYPE html><html><body>{wide}{faint}{chart}{script}</body></html>", encoding="utf8")
 
     found, console = browse(page, folder=tmp_path, is_dark=False)
 
     narrow = min(found, key=lambda one: one["width"])
     assert "wide" in narrow["outside"][0]
     assert narrow["wide"] > narrow["width"]
+    assert ["clipped" in text for text in narrow["clipped"]] == [True]
     assert ["faint" in text for _, text in narrow["faint"]] == [True]
     assert "an error" in console
 
@@ -362,8 +369,9 @@ def test_pages_of_every_kind_stay_inside_the_viewport_and_are_readable(
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_a_comparison_of_runs_stays_inside_the_viewport_and_is_readable(is_dark: bool, tmp_path: Path) -> None:
-    outputs = {"team": "category", "price": "number", "summary": "text", "booking": "json"}
-    rows = rows_of(60, joined(category(0.8), number(5), text(0.8), json_value(0.8)))
+    outputs = {"team_of_the_customer": "category", "price": "number", "summary": "text", "booking": "json"}
+    team = category(0.8, name="team_of_the_customer")
+    rows = rows_of(60, joined(team, number(5), text(0.8), json_value(0.8)))
     runs = [
         write_run(tmp_path / name, outputs=outputs, results=results, config={"base_model": f"{'owner' * 30}/{name}"})
         for name, results in (("first" * 8, rows), ("second", with_other_values(rows, seed=1)), ("third", rows[9:]))

@@ -22,6 +22,8 @@ from partita.report.charts.chart import (
 
 KEY_WIDTH = 32
 """Width of the line of a curve in the legend, and of the space around it."""
+DOT = 2.4
+"""Radius of a dot."""
 SECTIONS = 150
 """A curve of more than twice as many values is drawn as mean and range in this many sections."""
 
@@ -127,7 +129,7 @@ def curve_chart(
         )
     for number, one in enumerate(thinned):
         parts += draw_curve(one, number=number, x_axis=x_axis, y_axis=y_axis)
-    parts += legend([curve.name for curve in curves]) if len(curves) > 1 else []
+    parts += legend(curves) if len(curves) > 1 else []
     return Chart(title, svg(title, parts), curve_table(thinned, x_label=x_label), note)
 
 
@@ -156,7 +158,7 @@ def draw_curve(thinned: ThinCurve, *, number: int, x_axis: Axis, y_axis: Axis) -
     if thinned.curve.dots or not thinned.curve.line or len(points) == 1:
         for point in points:
             x, y = point.split(",")
-            parts.append(f'<circle cx="{x}" cy="{y}" r="2.4" fill="{color}"/>')
+            parts.append(f'<circle cx="{x}" cy="{y}" r="{DOT}" fill="{color}"/>')
     return parts
 
 
@@ -172,19 +174,31 @@ def curve_table(thinned: Sequence[ThinCurve], *, x_label: str) -> Table:
     return Table([x_label, *(one.curve.name for one in thinned)], rows)
 
 
-def legend(names: Sequence[str]) -> list[str]:
+def legend(curves: Sequence[Curve]) -> list[str]:
     """Return the SVG elements of a legend at the top right, below the name of the vertical axis."""
     parts, x = list[str](), float(WIDTH - RIGHT)
-    room = x / len(names) - KEY_WIDTH
-    for number, long_name in reversed(list(enumerate(names))):
-        name = fitted(long_name, width=room)
-        dashes = f' stroke-dasharray="{DASHES[number % COLORS]}"' if DASHES[number % COLORS] else ""
+    room = x / len(curves) - KEY_WIDTH
+    for number, curve in reversed(list(enumerate(curves))):
+        name = fitted(curve.name, width=room)
         x -= text_width(name) + 4
         parts.append(f'<text x="{x:.0f}" y="{TOP + 7}">{escape(name)}</text>')
         x -= 20
-        parts.append(
-            f'<line class="curve" x1="{x:.0f}" x2="{x + 16:.0f}" y1="{TOP + 3}" y2="{TOP + 3}" '
-            f'stroke="var(--c{number % COLORS})"{dashes}/>'
-        )
+        parts.append(legend_key(curve, number=number, x=x))
         x -= 8
     return parts
+
+
+def legend_key(curve: Curve, *, number: int, x: float) -> str:
+    """Return the line or the dot that stands for a curve in the legend, as an SVG element.
+
+    Args:
+        curve: The curve.
+        number: Which curve of the chart it is; chooses color and dashes.
+        x: Left end of the line.
+    """
+    color, dash = f"var(--c{number % COLORS})", DASHES[number % COLORS]
+    if not curve.line:
+        return f'<circle cx="{x + 8:.0f}" cy="{TOP + 3}" r="{DOT}" fill="{color}"/>'
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    ends = f'x1="{x:.0f}" x2="{x + 16:.0f}" y1="{TOP + 3}" y2="{TOP + 3}"'
+    return f'<line class="curve" {ends} stroke="{color}"{dashes}/>'

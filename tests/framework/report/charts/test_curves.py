@@ -85,6 +85,14 @@ def test_values_can_be_dots_without_a_line() -> None:
     assert chart.svg.count("<circle") == 3
 
 
+def test_the_legend_has_a_dot_for_values_without_a_line() -> None:
+    trials = Curve("trial", [0, 1, 2], [0.5, 0.25, 0.75], line=False)
+    chart = chart_of(Curve("best so far", [0, 1, 2], [0.5, 0.25, 0.25]), trials)
+
+    assert chart.svg.count('<line class="curve"') == 1
+    assert chart.svg.count("<circle") == 4
+
+
 def test_the_vertical_axis_holds_the_values_to_include() -> None:
     chart = chart_of(Curve("gold", [1, 2], [0.4, 0.6]), include=(0, 1))
 
