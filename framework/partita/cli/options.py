@@ -1,6 +1,8 @@
 """Options shared by several commands, and loading of the command's model."""
 
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -123,8 +125,11 @@ def check_there(path: Path) -> None:
     from partita.runs.manifest import RUNS, sibling_runs
     from partita_schema.yaml.files import near_files
 
-    runs = sibling_runs(path) or near_files(path) + sibling_runs(RUNS / path.name)
-    raise ConfigError([Problem("", f"there is no such file or run{runs}", file=str(path))])
+    if re.match(r"[a-z_]+[\w.]*=", str(path)):
+        near = f"; to override a key, write --set {shlex.quote(str(path))}"
+    else:
+        near = sibling_runs(path) or near_files(path) + sibling_runs(RUNS / path.name)
+    raise ConfigError([Problem("", f"there is no such file or run{near}", file=str(path))])
 
 
 def start_model(

@@ -304,6 +304,14 @@ def test_a_zero_shot_configuration_predicts_and_overrides_apply(folder: Path, pa
             ("apart/begum: there is no such file or run; did you mean apart/begun? There are apart/begun (dead)"),
         ),
         (
+            "train run.yaml trainer.learning_rate=0.1",
+            2,
+            (
+                "trainer.learning_rate=0.1: there is no such file or run; to override a key, write --set "
+                "trainer.learning_rate=0.1"
+            ),
+        ),
+        (
             "predict run.yaml --dataset rows.csv --output o.csv",
             2,
             (
