@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from partita_schema.common.garbage_collection import no_garbage_collection
+
 from .costs import Costs, add_options, imported_libraries
 from .forks import Forks
 from .properties import register_profiles
@@ -36,6 +38,13 @@ def pytest_report_header() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     set_session_seed()
     config.pluginmanager.register(Costs(config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Collect no garbage while tests are imported, which takes an eighth of that time and finds none."""
+    with no_garbage_collection():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

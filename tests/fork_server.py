@@ -6,7 +6,6 @@ and, after the end, a line with the status of os.waitpid. The program keeps only
 and ends like a separate program. The server ends with its standard input.
 """
 
-import gc
 import json
 import os
 import select
@@ -31,21 +30,22 @@ def main() -> None:
 
 def load() -> None:
     """Import the libraries that almost every program needs."""
-    from partita_trainers.bitsandbytes_import import import_bitsandbytes
+    from partita_schema.common.garbage_collection import permanent_imports
 
-    import_bitsandbytes()  # before peft
-    import datasets  # noqa: F401
-    import peft  # noqa: F401
-    import rich.progress  # noqa: F401
-    import sacrebleu.metrics  # noqa: F401
-    from transformers import AutoTokenizer, GenerationMixin, LlamaForCausalLM  # noqa: F401
+    with permanent_imports():  # the garbage collection at the end of a fork would copy all these objects
+        from partita_trainers.bitsandbytes_import import import_bitsandbytes
 
-    import partita.cli.main
-    import partita.data.formatting.formatter
-    import partita.model  # noqa: F401
-    import partita_trainers.finetune  # noqa: F401
+        import_bitsandbytes()  # before peft
+        import datasets  # noqa: F401
+        import peft  # noqa: F401
+        import rich.progress  # noqa: F401
+        import sacrebleu.metrics  # noqa: F401
+        from transformers import AutoTokenizer, GenerationMixin, LlamaForCausalLM  # noqa: F401
 
-    gc.freeze()  # the garbage collection at the end of a fork would copy all these objects
+        import partita.cli.main
+        import partita.data.formatting.formatter
+        import partita.model  # noqa: F401
+        import partita_trainers.finetune  # noqa: F401
 
 
 def serve(server: socket.socket) -> Request | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 
-from partita.cli.options import LIBRARIES, Files, Overrides
+from partita.cli.options import Files, Overrides, loading_libraries
 from partita.cli.standard_streams import StdinFormat, dataset_path
 
 COMMENT = "#   "
@@ -46,7 +46,7 @@ def explain(
 
     loaded = load_config(files, overrides=overrides)
     show_waits()
-    with waiting(LIBRARIES):
+    with loading_libraries():
         from partita.backends.process_layout import process_layout
         from partita.lm.best_of_plan import plan_best_of
         from partita.lm.number_formats import chosen_formats

@@ -4,19 +4,19 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from partita_schema.common.garbage_collection import permanent_imports
 from partita_schema.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from partita.model import Model
 
-LIBRARIES = "loading libraries"
-"""What a command waits for first."""
 MERGED = "several are merged, and later ones win"
 Files = Annotated[
     list[Path],
@@ -79,6 +79,18 @@ TrustRemoteCode = Annotated[
 ]
 
 
+@contextmanager
+def loading_libraries(*, line: bool = True) -> Iterator[None]:
+    """Import libraries in the context, and show that the command waits for them.
+
+    `line` says whether to print a line where standard error is no terminal.
+    """
+    from partita.runs.waiting import waiting
+
+    with waiting("loading libraries", line=line), permanent_imports():
+        yield
+
+
 def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trust_remote_code: bool = False) -> "Model":
     """Load the model of YAML files, which are merged, or of a run directory.
 
@@ -96,7 +108,6 @@ def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trus
     """
     from partita.distributed.world import LAUNCHED, get_world
     from partita.runs.log import show_log
-    from partita.runs.waiting import waiting
 
     show_log(quiet=quiet, rank=get_world().rank)
     for path in paths:
@@ -107,11 +118,11 @@ def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trus
         raise ConfigError([Problem("", message, file=str(folders[0]))])
     trusted = ["trust_remote_code=true"] if trust_remote_code else []
     if not folders:  # errors of the file are reported before libraries are loaded
-        with waiting(LIBRARIES, line=False):
+        with loading_libraries(line=False):
             from partita_schema.load import load_config
 
             load_config(list(paths), overrides=[*overrides, *trusted])
-    with waiting(LIBRARIES, line=LAUNCHED not in os.environ):  # the launcher has printed the line
+    with loading_libraries(line=LAUNCHED not in os.environ):  # the launcher has printed the line
         from partita.model import Model
     if folders:
         return Model.load(folders[0], overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import LIBRARIES, MERGED, Overrides
+from partita.cli.options import MERGED, Overrides, loading_libraries
 from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita_schema.common.text import counted
 
@@ -55,7 +55,7 @@ def preview(
 
     show_log(quiet=True)
     show_waits()
-    with waiting(LIBRARIES):
+    with loading_libraries():
         from rich.console import Console
 
         import partita.data.preview

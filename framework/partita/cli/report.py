@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import LIBRARIES
+from partita.cli.options import loading_libraries
 
 
 def report(
@@ -18,7 +18,7 @@ def report(
     from partita.runs.waiting import show_waits, waiting
 
     show_waits()
-    with waiting(LIBRARIES, line=False):
+    with loading_libraries(line=False):
         from partita.report.run_page import write_report
 
     for run in runs:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import LIBRARIES, AsJson, Files, LogJson, Overrides, Quiet, print_wrapped
+from partita.cli.options import AsJson, Files, LogJson, Overrides, Quiet, check_there, loading_libraries, print_wrapped
 from partita.cli.standard_streams import STREAM
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
@@ -41,16 +41,14 @@ def sweep(
     log_json: LogJson = False,
 ) -> None:
     """Train the trials of the section `sweep`, and name the best. Rerun to continue."""
-    from partita.cli.options import check_there
     from partita.runs.log import show_log
-    from partita.runs.waiting import waiting
 
     show_log(quiet=quiet, rank=0)
     if dataset == STREAM:
         raise DataError("--dataset: trials in other processes cannot read standard input; write the rows to a file")
     for path in files:
         check_there(path)
-    with waiting(LIBRARIES):
+    with loading_libraries():
         from partita.sweeps.sweep import Sweep
     result = Sweep(list(files), overrides=overrides, quiet=quiet).run(dataset, folder, workers=workers)
     if as_json:

@@ -1,13 +1,11 @@
 """`partita validate`: check a configuration and summarize it."""
 
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
+from partita_schema.common.garbage_collection import no_garbage_collection
 from partita_schema.errors import ConfigError
 
 
@@ -37,15 +35,3 @@ def validate(
             print(f"{' '.join(checked)}: ok ({summary(loaded.config)})")
     if failed:
         raise typer.Exit(2)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Pause the garbage collector: creating classes and validators leaves no garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from partita_schema.common.garbage_collection import others_have_frozen
 from partita_schema.errors import DataError
 from partita_schema.sections.data import LoaderOptions
 from partita_trainers.interrupt import end_with_parent
@@ -69,7 +70,7 @@ class EncodingWorkers(Generic[Input, Output]):
         self._executor: ProcessPoolExecutor | None = None
         self._finished = time.monotonic()
         if options.workers:
-            self._thaws = not gc.get_freeze_count()  # a program may have frozen objects itself; those stay frozen
+            self._thaws = not others_have_frozen()  # what a program has frozen itself stays frozen
             gc.freeze()  # garbage collection in forked processes would copy nearly all shared pages
             self._executor = executor(work, options)
             self._owner = os.getpid()

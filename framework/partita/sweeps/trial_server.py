@@ -14,6 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 
 from partita.sweeps.trial import TrialOrder, execute
+from partita_schema.common.garbage_collection import permanent_imports
 
 PARENT_DEATH_SIGNAL = 1
 """Option of prctl on Linux."""
@@ -109,9 +110,13 @@ def end_with_parent() -> None:
 
 
 def load(libraries: Sequence[str]) -> None:
-    """Import libraries here, so that no fork needs to."""
-    for library in libraries:
-        importlib.import_module(library)
+    """Import libraries here, so that no fork needs to.
+
+    Garbage collections in a fork would visit and copy their objects.
+    """
+    with permanent_imports():
+        for library in libraries:
+            importlib.import_module(library)
 
 
 def load_adapter_libraries() -> None:

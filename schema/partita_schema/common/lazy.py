@@ -5,6 +5,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from partita_schema.common.garbage_collection import no_garbage_collection
+
 
 def lazy_exports(
     package: str, names: Mapping[str, tuple[str, ...]]
@@ -18,7 +20,8 @@ def lazy_exports(
     def get_attribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(modules[name]), name)
+        with no_garbage_collection():
+            value = getattr(importlib.import_module(modules[name]), name)
         setattr(sys.modules[package], name, value)  # the next access is an ordinary one
         return value
 

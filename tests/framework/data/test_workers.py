@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from partita.data.workers import EncodingWorkers
+from partita_schema.common.garbage_collection import Frozen, permanent_imports
 from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.data import LoaderOptions
 
@@ -120,6 +121,17 @@ def test_objects_of_the_program_are_frozen_while_workers_run() -> None:
         here, there = gc.get_freeze_count(), pool.submit(0)()
 
     assert min(here, there) > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("no_frozen_objects")
+def test_objects_are_thawed_if_only_imports_were_frozen_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Frozen, "by_partita", False)
+    with permanent_imports():
+        pass
+    with EncodingWorkers(double, LoaderOptions(workers=1)) as pool:
+        pool.submit(1)()
+
     assert gc.get_freeze_count() == 0
 
 

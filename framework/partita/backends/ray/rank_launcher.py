@@ -28,6 +28,7 @@ from partita.backends.ray.rank import run_rank
 from partita.backends.ray.rank_monitor import RankWork
 from partita.backends.ray.worker_pool import LONGEST_REASON
 from partita.outputs.base import clip
+from partita_schema.common.garbage_collection import permanent_imports
 from partita_schema.errors import DataError, JobError
 from partita_schema.sections.backend import RayBackendConfig
 
@@ -191,7 +192,8 @@ def received(sent: Any) -> Callable[[], Any]:
     """Return the work that was sent to this rank. Raise DataError if an object of the user cannot be unpickled here."""
     ray = imported_ray()
     try:
-        work: Callable[[], Any] = ray.get(sent)
+        with permanent_imports():  # unpickling imports the libraries
+            work: Callable[[], Any] = ray.get(sent)
     except ray.exceptions.RaySystemError as error:
         reason = str(error).splitlines()[0].removeprefix("System error: ")
         raise DataError(
