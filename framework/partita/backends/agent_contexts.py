@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from partita.backends.context import RunContext
-from partita.backends.endpoint.backend import REFUSALS
+from partita.backends.refusals import ENDPOINT
 from partita.simulation.build import section_of
 from partita.simulation.participants import agent_key, other_agents
 from partita_schema.errors import ConfigError, PartitaError, Problem
@@ -66,7 +66,7 @@ def agent_context(context: RunContext, agent: ModelAgentConfig, *, name: str) ->
     if other.config.head_output is not None:
         raise ConfigError([Problem(where, "its model has a head and writes no text; name a model that answers")])
     if isinstance(other.config.backend, EndpointBackendConfig):
-        raise ConfigError([Problem(where, f"simulate: {REFUSALS.reasons['simulate']}")])
+        raise ConfigError([Problem(where, f"simulate: {ENDPOINT.reasons['simulate']}")])
     # Both models run on the same processes.
     config = other.config.model_copy(update={"backend": context.config.backend})
     other.loaded = replace(other.loaded, config=config)

@@ -2,13 +2,14 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from partita.backends.context import RunContext
+from partita.backends.refusals import Refusals
 from partita.backends.reward_models import check_columns_of_reward, load_best_of
 from partita.data.column_checks import check_columns
 from partita.data.ledger import Ledger
@@ -59,25 +60,6 @@ class PredictOptions:
     """Whether to discard earlier answers."""
     safe_csv: bool = False
     """Whether to escape text of a .csv that a spreadsheet would run as a formula."""
-
-
-@dataclass(frozen=True)
-class Refusals:
-    """Verbs that are not supported, and why."""
-
-    message: str = "{verb}: {reason}"
-    """The message, with `{verb}` and `{reason}`."""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why, and what to do instead, by verb."""
-
-    def check(self, verb: str) -> None:
-        """Raise PartitaError if the verb is not supported."""
-        if verb in self.reasons:
-            self.refuse(verb)
-
-    def refuse(self, verb: str) -> NoReturn:
-        """Raise PartitaError: the verb is not supported."""
-        raise PartitaError(self.message.format(verb=verb, reason=self.reasons[verb]))
 
 
 class Backend(ABC):

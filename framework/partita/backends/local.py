@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from partita.backends.agent_contexts import agent_contexts
-from partita.backends.base import Backend, Refusals
+from partita.backends.base import Backend
 from partita.backends.context import RunContext
+from partita.backends.refusals import Refusals
 from partita.backends.reward_models import load_reward_checker
 from partita.data.episode import AGENT
 from partita.data.labels import find_labels

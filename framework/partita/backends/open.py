@@ -5,7 +5,6 @@ from partita.backends.context import RunContext
 from partita.backends.endpoint.backend import EndpointBackend
 from partita.backends.local import LocalBackend
 from partita.backends.ray.backend import RayBackend
-from partita_schema.config import Config
 
 BACKENDS: dict[str, type[Backend]] = {
     "local": LocalBackend,
@@ -19,8 +18,3 @@ BACKENDS: dict[str, type[Backend]] = {
 def open_backend(context: RunContext) -> Backend:
     """Return the backend of a configuration; it loads nothing until a verb needs it."""
     return BACKENDS[context.config.backend.type](context)
-
-
-def check_supported(config: Config, verb: str) -> None:
-    """Raise PartitaError if the backend of the configuration does not support a verb."""
-    BACKENDS[config.backend.type].refusals.check(verb)

@@ -46,10 +46,10 @@ def explain(
 
     loaded = load_config(files, overrides=overrides)
     show_waits()
-    with loading_libraries():
+    with loading_libraries(line=False):
         from partita.backends.process_layout import process_layout
         from partita.lm.best_of_plan import plan_best_of
-        from partita.lm.number_formats import chosen_formats
+        from partita.lm.chosen_formats import chosen_formats
 
         layout, generation, planned = process_layout(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
@@ -63,7 +63,8 @@ def explain(
             planned = plan_of_file(loaded.config, folder=loaded.folder, dataset=dataset_path(dataset, stdin_format))
     plans = Plans(generation, plan_best_of(loaded.config), layout, branches_of(loaded, planned))
     steps = planned.plan.steps if planned is not None else None
-    chosen = chosen_formats(loaded.config) | open_values(loaded.config, steps=steps)
+    with loading_libraries(line=False):  # to measure the dtype "fastest"
+        chosen = chosen_formats(loaded.config) | open_values(loaded.config, steps=steps)
     if as_json:
         print_record(loaded, plans, planned, chosen=chosen)
         return

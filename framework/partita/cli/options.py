@@ -16,6 +16,7 @@ from partita_schema.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from partita.model import Model
+    from partita_schema.config import Config
 
 MERGED = "several are merged, and later ones win"
 Files = Annotated[
@@ -106,7 +107,34 @@ def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trus
     Raises:
         ConfigError: If there is no such file or run, a run is named with other files, or the configuration is invalid.
     """
-    from partita.distributed.world import LAUNCHED, get_world
+    checked_config(paths, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    return load_model(paths, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+
+
+def load_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trust_remote_code: bool) -> "Model":
+    """Load libraries, and the model of checked paths; see `open_model` for the arguments."""
+    from partita.distributed.world import LAUNCHED
+
+    with loading_libraries(line=LAUNCHED not in os.environ):  # the launcher has printed the line
+        from partita.model import Model
+    if paths[0].is_dir():
+        return Model.load(paths[0], overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    return Model(list(paths), overrides=with_trust(overrides, trust_remote_code), quiet=quiet)
+
+
+def with_trust(overrides: list[str], trust_remote_code: bool) -> list[str]:
+    """Return overrides of a file, with the option that replaces its key `trust_remote_code`."""
+    return [*overrides, "trust_remote_code=true"] if trust_remote_code else overrides
+
+
+def checked_config(
+    paths: Sequence[Path], *, overrides: list[str], quiet: bool, trust_remote_code: bool
+) -> "Config | None":
+    """Return the configuration of YAML files, without loading libraries; None for a run directory.
+
+    See `open_model` for the arguments and errors.
+    """
+    from partita.distributed.world import get_world
     from partita.runs.log import show_log
 
     show_log(quiet=quiet, rank=get_world().rank)
@@ -116,17 +144,12 @@ def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trus
     if folders and len(paths) > 1:
         message = "is a folder, and only YAML files can be merged; name it alone, and change its values with --set"
         raise ConfigError([Problem("", message, file=str(folders[0]))])
-    trusted = ["trust_remote_code=true"] if trust_remote_code else []
-    if not folders:  # errors of the file are reported before libraries are loaded
-        with loading_libraries(line=False):
-            from partita_schema.load import load_config
-
-            load_config(list(paths), overrides=[*overrides, *trusted])
-    with loading_libraries(line=LAUNCHED not in os.environ):  # the launcher has printed the line
-        from partita.model import Model
     if folders:
-        return Model.load(folders[0], overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
-    return Model(list(paths), overrides=[*overrides, *trusted], quiet=quiet)
+        return None
+    with loading_libraries(line=False):
+        from partita_schema.load import load_config
+
+        return load_config(list(paths), overrides=with_trust(overrides, trust_remote_code)).config
 
 
 def check_there(path: Path) -> None:
@@ -165,20 +188,41 @@ def start_model(
     Raises:
         ConfigError: As in `open_model`; or with `one_process`, if the file asks for several processes.
     """
+    from partita.backends.launch import end_with_launcher
     from partita.distributed.world import get_world
 
     rank = get_world().rank
-    model = open_model(paths, overrides=overrides, quiet=quiet or rank > 0, trust_remote_code=trust_remote_code)
-    from partita.backends.launch import end_with_launcher, is_to_be_launched, launch
-
-    if one_process and (is_to_be_launched(model.config) or get_world().world_size > 1):
-        raise ConfigError([Problem("backend", "several processes cannot share standard input or output; name a file")])
-    if is_to_be_launched(model.config):
-        raise SystemExit(launch(model.config, sys.argv[1:]))
+    quiet = quiet or rank > 0
+    config = checked_config(paths, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    if config is not None:
+        launch_processes(config, one_process=one_process)  # the launching process itself loads no model
+    model = load_model(paths, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    if config is None:
+        launch_processes(model.config, one_process=one_process)
     end_with_launcher()
     if rank > 0:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 -- until the process ends
     return model
+
+
+def launch_processes(config: "Config", *, one_process: bool) -> None:
+    """Run the command in the processes that a configuration asks for, and exit; return if this is one of them already.
+
+    Raises:
+        ConfigError: With `one_process`, if the configuration asks for several processes.
+    """
+    from partita.distributed.world import get_world
+
+    with loading_libraries(line=False):
+        from partita.backends.launch import is_to_be_launched, launch
+
+        launches = is_to_be_launched(config)
+    if one_process and (launches or get_world().world_size > 1):
+        raise ConfigError([Problem("backend", "several processes cannot share standard input or output; name a file")])
+    if launches:
+        with loading_libraries(line="partita.model" not in sys.modules):  # else the line is printed already
+            import torch.distributed.launcher.api  # noqa: F401
+        raise SystemExit(launch(config, sys.argv[1:]))
 
 
 def print_wrapped(text: str, file: TextIO | None = None) -> None:

@@ -66,7 +66,7 @@ def preview(
         return
     if not files:
         raise typer.BadParameter("write the YAML file of the run", param_hint="FILE")
-    from partita.backends.open import check_supported
+    from partita.backends.refusals import check_supported
     from partita_schema.load import load_config
 
     loaded = load_config(files, overrides=overrides)

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from partita.lm.devices import find_device
 from partita.lm.products.int8_linear import Int8Library, Int8Linear, available_libraries, int8_layers, to_int8
 from partita.lm.products.measurement_cache import cache_path, cached_measurement, cpu_description
 from partita.lm.products.speed import Shape, output_computations, shortest_seconds
 from partita.lm.shared_inputs import shared_inputs
 from partita_schema.common.text import counted
-from partita_schema.config import Config
 from partita_schema.sections.quantization import DynamicInt8Quantization
 
 if TYPE_CHECKING:
@@ -112,18 +110,6 @@ def faster_dtype(device: torch.device) -> ChosenDtype:
     faster = times is not None and times >= WORTH_ROUNDING
     chosen = ChosenDtype(torch.bfloat16 if faster else torch.float32, times)
     logger.info("dtype: %s", chosen.text)
-    return chosen
-
-
-def chosen_formats(config: Config) -> dict[str, str]:
-    """Return what the machine chooses for keys of the file, by key."""
-    chosen = {}
-    if config.model_parameters.dtype == "fastest":
-        chosen["model_parameters.dtype"] = faster_dtype(find_device(config.model_parameters)).text
-    if isinstance(config.quantization, DynamicInt8Quantization):
-        chosen["quantization.type"] = (
-            "measured when the model is loaded; layers that are not faster in int8 keep the dtype of the model"
-        )
     return chosen
 
 

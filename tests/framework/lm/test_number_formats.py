@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from partita.lm import number_formats
+from partita.lm.chosen_formats import chosen_formats
 from partita.lm.number_formats import (
     INT8_DTYPES,
     NO_KERNEL,
     WORTH_ROUNDING,
     Int8Speed,
-    chosen_formats,
     dtype_name,
     faster_dtype,
     fastest_library,

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from partita.backends.base import Backend, Refusals
+from partita.backends.base import Backend
 from partita.backends.context import RunContext
 from partita.backends.endpoint.protocol import server_options, written_messages
 from partita.backends.endpoint.server import EndpointClient, server_of
+from partita.backends.refusals import ENDPOINT
 from partita.data.formatting.base import Segment
 from partita.data.formatting.chat import ChatTemplate, Rendered
 from partita.data.formatting.formatter import Formatter
@@ -79,25 +80,10 @@ class Messages(ChatTemplate):
         return (Segment(whole.text[len(prompt) :], True),)
 
 
-REFUSALS = Refusals(
-    "there is nothing to {verb} with backend: {{type: endpoint}}: {reason}",
-    {
-        "train": "the model is the server's; use evaluate or predict, or remove backend",
-        "tune": "the server chooses how many rows go through its model at once; backend.concurrency says how many it "
-        "is asked at the same time",
-        "preview": "tokens are the server's; with a model or its folder as base_model and without backend they are "
-        "shown",
-        "save": "the model is the server's",
-        "export": "the model is the server's",
-        "simulate": "episodes need a model in this process; remove backend",
-    },
-)
-
-
 class EndpointBackend(Backend):
     """Predicts, evaluates and generates with a model on a server."""
 
-    refusals = REFUSALS
+    refusals = ENDPOINT
 
     def __init__(self, context: RunContext) -> None:
         """Connect to nothing; the server is asked when a verb first needs it."""

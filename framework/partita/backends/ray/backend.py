@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.backends.base import Backend, Metrics, Refusals
+from partita.backends.base import Backend, Metrics
 from partita.backends.context import RunContext
 from partita.backends.local import EMBEDDING_BAG, LocalBackend
 from partita.backends.ray.actors import RayWorkerBackend
@@ -18,6 +18,7 @@ from partita.backends.ray.messages import LoadRequest
 from partita.backends.ray.rank_monitor import EVALUATION, SIMULATION
 from partita.backends.ray.ranks import check_is_alone, enter_start_folder, run_on_ranks, shared_marker
 from partita.backends.ray.worker_pool import WorkerPool, log_smallest
+from partita.backends.refusals import EVALUATE_ONLY, RAY
 from partita.data.batching.collate import EvaluationBatches
 from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
@@ -59,22 +60,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EVALUATE_ONLY = "train with trainer: {type: none}"
-
 
 class RayBackend(Backend):
     """Trains and simulates on ranks that Ray starts; predicts and evaluates with a pool of workers."""
 
-    refusals = Refusals(
-        "backend: {{type: ray}} does not {verb}: {reason}",
-        {
-            EVALUATE_ONLY: "evaluate scores rows with the workers",
-            "tune": "the workers find their sizes themselves; remove backend for those of this process",
-            "generate": "remove backend for a few texts, or predict a dataset",
-            "save": "remove backend: this process does not hold the model",
-            "export": "remove backend: this process does not hold the model",
-        },
-    )
+    refusals = RAY
 
     def __init__(self, context: RunContext) -> None:
         """Start nothing; workers are started when a verb first needs them."""

@@ -1,0 +1,62 @@
+"""Verbs that a backend does not support, and why."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from partita_schema.config import Config
+from partita_schema.errors import PartitaError
+
+EVALUATE_ONLY = "train with trainer: {type: none}"
+
+
+@dataclass(frozen=True)
+class Refusals:
+    """Verbs that are not supported, and why."""
+
+    message: str = "{verb}: {reason}"
+    """The message, with `{verb}` and `{reason}`."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Why, and what to do instead, by verb."""
+
+    def check(self, verb: str) -> None:
+        """Raise PartitaError if the verb is not supported."""
+        if verb in self.reasons:
+            self.refuse(verb)
+
+    def refuse(self, verb: str) -> NoReturn:
+        """Raise PartitaError: the verb is not supported."""
+        raise PartitaError(self.message.format(verb=verb, reason=self.reasons[verb]))
+
+
+ENDPOINT = Refusals(
+    "there is nothing to {verb} with backend: {{type: endpoint}}: {reason}",
+    {
+        "train": "the model is the server's; use evaluate or predict, or remove backend",
+        "tune": "the server chooses how many rows go through its model at once; backend.concurrency says how many it "
+        "is asked at the same time",
+        "preview": "tokens are the server's; with a model or its folder as base_model and without backend they are "
+        "shown",
+        "save": "the model is the server's",
+        "export": "the model is the server's",
+        "simulate": "episodes need a model in this process; remove backend",
+    },
+)
+RAY = Refusals(
+    "backend: {{type: ray}} does not {verb}: {reason}",
+    {
+        EVALUATE_ONLY: "evaluate scores rows with the workers",
+        "tune": "the workers find their sizes themselves; remove backend for those of this process",
+        "generate": "remove backend for a few texts, or predict a dataset",
+        "save": "remove backend: this process does not hold the model",
+        "export": "remove backend: this process does not hold the model",
+    },
+)
+BY_TYPE = {"endpoint": ENDPOINT, "ray": RAY}
+"""What backends do not support, by backend.type; other backends support all verbs."""
+
+
+def check_supported(config: Config, verb: str) -> None:
+    """Raise PartitaError if the backend of the configuration does not support a verb."""
+    if config.backend.type in BY_TYPE:
+        BY_TYPE[config.backend.type].check(verb)
