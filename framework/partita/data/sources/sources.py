@@ -225,7 +225,9 @@ def missing(path: str, error: Exception) -> str:
 
 
 def missing_file(path: str, full_path: Path) -> str:
-    """Return the message for a missing file, with similar names that exist."""
+    """Return the message for a missing file, with similar names that exist, or how to write an environment variable."""
+    if variable := re.search(r"\$(\w+)", path):
+        return f"{path} does not exist; write the value of an environment variable as ${{{variable[1]}}}"
     if not full_path.parent.is_dir():
         return f"{path} does not exist: there is no folder {full_path.parent}"
     near = nearest(full_path.name, sorted(entry.name for entry in full_path.parent.iterdir()))

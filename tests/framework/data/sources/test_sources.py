@@ -344,6 +344,12 @@ def test_a_missing_file_is_reported_with_similar_names(tmp_path: Path) -> None:
     assert failure("*.csv", tmp_path) == f"no file matches *.csv in {tmp_path}"
 
 
+def test_an_environment_variable_without_braces_is_explained(tmp_path: Path) -> None:
+    for path in ("$DATA/a.csv", "a/$DATA.csv"):
+        expected = f"{path} does not exist; write the value of an environment variable as ${{DATA}}"
+        assert failure(path, tmp_path) == expected
+
+
 def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Path) -> None:
     message = failure("data.feather", tmp_path)
 
