@@ -69,7 +69,7 @@ function measure() {
     if (!scrolls && (box.right > innerWidth + 1 || box.left < -1)) outside.push(element.outerHTML.slice(0, 200));
     if (scrolls === element && box.right > innerWidth + 1) outside.push(element.outerHTML.slice(0, 200));
     const chart = element.closest("svg"), frame = chart && chart.getBoundingClientRect();
-    const cut = frame && (box.left < frame.left - 1 || box.right > frame.right + 1);
+    const cut = frame && box.width && (box.left < frame.left - 1 || box.right > frame.right + 1);
     if (cut) clipped.push(element.outerHTML.slice(0, 200));
     const own = [...element.childNodes].some(one => one.nodeType === 3 && one.data.trim());
     if (own && element.tagName !== "title" && contrast(element) < LEAST)

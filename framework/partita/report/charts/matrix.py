@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 from html import escape
+from math import cos, radians
 
 import numpy as np
 
-from partita.report.charts.chart import WIDTH, Chart, Table, shortened, svg
+from partita.report.charts.chart import WIDTH, Chart, Table, fitted, svg
 
-MAX_LABEL = 14
-"""Characters of a label in the picture."""
 LABEL_WIDTH = 96
-"""Width of the labels of rows, and height of those of columns."""
+"""Width of the labels of rows, and height of those of columns, with the space after them."""
+LABEL_SPACE = 6
+RIGHT_SPACE = 26
+"""Space right of the cells, for the label of the last column."""
+SLOPE = 60
+"""Slope of the labels of columns in degrees."""
 MAX_CELL = 60.0
 """Largest side of a cell."""
 MIN_SHARE_CELL = 34.0
@@ -38,7 +42,7 @@ def matrix_chart(
         column_label: What the columns are.
         note: A sentence below the chart.
     """
-    side = min(MAX_CELL, (WIDTH - LABEL_WIDTH - 8) / max(1, len(columns)))
+    side = min(MAX_CELL, (WIDTH - LABEL_WIDTH - RIGHT_SPACE) / max(1, len(columns)))
     shares_RC = counts_RC / np.maximum(1, counts_RC.sum(axis=1, keepdims=True))
     top = LABEL_WIDTH + 4
     parts = [
@@ -47,15 +51,14 @@ def matrix_chart(
     ]
     for index, label in enumerate(columns):
         x = LABEL_WIDTH + (index + 0.5) * side + 4
-        parts.append(
-            f'<text transform="translate({x:.1f} {top - 5}) rotate(-60)">'
-            f"{escape(shortened(label, most=MAX_LABEL))}</text>"
-        )
+        room = min(LABEL_WIDTH - LABEL_SPACE, (WIDTH - x) / cos(radians(SLOPE)) - 2 * LABEL_SPACE)
+        name = escape(fitted(label, width=room))
+        parts.append(f'<text transform="translate({x:.1f} {top - 5}) rotate(-{SLOPE})">{name}</text>')
     for index, label in enumerate(rows):
         y = top + (index + 0.5) * side
         parts.append(
-            f'<text x="{LABEL_WIDTH - 6}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{escape(shortened(label, most=MAX_LABEL))}</text>"
+            f'<text x="{LABEL_WIDTH - LABEL_SPACE}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{escape(fitted(label, width=LABEL_WIDTH - LABEL_SPACE))}</text>"
         )
         for number, column in enumerate(columns):
             hint = f"{row_label} {label}, {column_label} {column}: {counts_RC[index, number]:,.0f}"

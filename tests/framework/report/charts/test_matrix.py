@@ -3,6 +3,7 @@
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
 
 from partita.report.charts import matrix_chart
 from partita.report.charts.chart import WIDTH, shortened
@@ -33,4 +34,12 @@ def test_many_labels_fit_and_their_names_are_shortened_in_the_middle() -> None:
     root = ElementTree.fromstring(chart.svg)
     ends = [float(cell.get("x", "")) + float(cell.get("width", "")) for cell in root.iter("rect")]
     assert max(ends) <= WIDTH
-    assert shortened(names[12], most=14) == "a rathe\u2026ame 12"
+    labels = [element.text for element in root.iter("text") if "\u2026" in str(element.text)]
+    assert labels[12:14] == ["a r\u2026 12", "a rath\u2026ame 0"]
+
+
+@pytest.mark.parametrize(
+    ("most", "short"), [(1, "\u2026"), (2, "a\u2026"), (3, "a\u2026f"), (5, "ab\u2026ef"), (6, "abcdef")]
+)
+def test_a_shortened_text_has_at_most_so_many_characters(most: int, short: str) -> None:
+    assert shortened("abcdef", most=most) == short
