@@ -225,14 +225,14 @@ def missing(path: str, error: Exception) -> str:
 
 
 def missing_file(path: str, full_path: Path) -> str:
-    """Return the message for a missing file, with similar names that exist, or how to write an environment variable."""
-    if variable := re.search(r"\$(\w+)", path):
-        return f"{path} does not exist; write the value of an environment variable as ${{{variable[1]}}}"
+    """Return the message for a missing file, with similar names or how to write an environment variable."""
+    variable = re.search(r"\$(\w+)", path)
+    braces = f"; for the environment variable, write ${{{variable[1]}}}" if variable else ""
     if not full_path.parent.is_dir():
-        return f"{path} does not exist: there is no folder {full_path.parent}"
+        return f"{path} does not exist: there is no folder {full_path.parent}{braces}"
     near = nearest(full_path.name, sorted(entry.name for entry in full_path.parent.iterdir()))
     return f"{path} does not exist in {shown_folder(full_path.parent)}" + (
-        f"; did you mean {' or '.join(near)}?" if near else ""
+        f"; did you mean {' or '.join(near)}?" if near else braces
     )
 
 

@@ -345,9 +345,17 @@ def test_a_missing_file_is_reported_with_similar_names(tmp_path: Path) -> None:
 
 
 def test_an_environment_variable_without_braces_is_explained(tmp_path: Path) -> None:
-    for path in ("$DATA/a.csv", "a/$DATA.csv"):
-        expected = f"{path} does not exist; write the value of an environment variable as ${{DATA}}"
-        assert failure(path, tmp_path) == expected
+    hint = "; for the environment variable, write ${DATA}"
+    assert failure("$DATA/a.csv", tmp_path) == (
+        f"$DATA/a.csv does not exist: there is no folder {tmp_path / '$DATA'}{hint}"
+    )
+    assert failure("$DATA.csv", tmp_path) == f"$DATA.csv does not exist in {tmp_path}{hint}"
+
+
+def test_a_missing_file_with_a_dollar_sign_is_reported_with_similar_names(tmp_path: Path) -> None:
+    (tmp_path / "in_$usd.csv").write_text("a\n1\n")
+
+    assert failure("in_$used.csv", tmp_path) == f"in_$used.csv does not exist in {tmp_path}; did you mean in_$usd.csv?"
 
 
 def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Path) -> None:
