@@ -1,6 +1,7 @@
 """Imports without garbage collection.
 
-Importing torch and transformers creates 400,000 objects that the garbage collector visits, and none of them is garbage.
+Importing torch and transformers creates 400,000 objects that the garbage collector visits, and that stay until the
+process ends.
 """
 
 import gc
