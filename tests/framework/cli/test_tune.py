@@ -67,13 +67,14 @@ def plain(text: str) -> str:
 def test_sizes_are_printed_by_purpose(call: Call) -> None:
     code, shown, stderr = call("-q", "--fresh")
     assert (code, stderr) == (0, "")
+    # Which size is the fastest depends on other work on this machine.
     sizes = r"(\d+) rows? \(fits (\d+), best (\d+)\), tuned in"
     first = re.match(rf"generation: {sizes} [\d.]+ m?s on cpu; prompts of at most 3 tokens and", plain(shown))
     second = re.search(rf"\n\nevaluation: {sizes}", shown)
     assert first is not None, shown
     assert second is not None, shown
-    for chosen, fits, best in (first.groups(), second.groups()):
-        assert chosen in (fits, best)  # how fast each size is depends on other work on this machine
+    for chosen, fits, best in (map(int, found.groups()) for found in (first, second)):
+        assert chosen == best <= fits
 
 
 def test_flags_change_the_rows_the_configuration_and_whether_cached_results_are_used(call: Call) -> None:
