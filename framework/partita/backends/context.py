@@ -21,19 +21,17 @@ from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
-from partita.runs.manifest import MANIFESTS, RUNS, manifest_path, read_manifest, read_status, sibling_runs
+from partita.runs.finished import load_finished, refuse_code, trained_weights
+from partita.runs.manifest import MANIFESTS, RUNS, manifest_path, read_manifest
 from partita.runs.notebook import show_in_notebook
 from partita.runs.opening import log_run, open_run_of_group
 from partita.runs.progress import show_progress
 from partita.runs.row_results import BASE
-from partita.runs.settings import check_has_effect
-from partita_schema.code import code_of
 from partita_schema.config import Config
 from partita_schema.dump import resolved_yaml
-from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
+from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import LoadedConfig, load_config
 from partita_schema.sections.model import ScratchModel
-from partita_schema.yaml.overrides import ORIGIN as OVERRIDES
 from partita_trainers.process_group import ProcessGroup
 
 logger = logging.getLogger(__name__)
@@ -81,52 +79,12 @@ class RunContext:
     ) -> "RunContext":
         """Read a run directory or a saved model; see `Model.load`."""
         folder = Path(folder)
-        manifest = read_manifest(folder)
-        if not manifest:
-            raise PartitaError(
-                f"{folder} is neither a run directory nor a saved model: it has no {' or '.join(MANIFESTS)}"
-                f"{sibling_runs(folder)}"
-            )
-        if manifest.get("status") != "done":
-            raise PartitaError(
-                f"the run in {folder} is not finished ({read_status(folder)}); partita runs show "
-                f"{shlex.quote(str(folder))} prints the command that continues it"
-            )
-        path = manifest_path(folder)
-        if "config" not in manifest:
-            raise PartitaError(f"{path} has no config, so its prompt and outputs are unknown; restore it")
-        try:
-            context = cls(load_config(manifest["config"], overrides=overrides, finished=True), quiet=quiet)
-        except ConfigError as error:
-            problems = [replace(problem, file=problem.file or str(path)) for problem in error.problems]
-            raise ConfigError(problems) from None
-        context.loaded = replace(context.loaded, folder=Path(manifest.get("folder", ".")))
+        loaded = load_finished(folder, overrides=overrides, trust_remote_code=trust_remote_code)
+        context = cls(loaded, quiet=quiet)
         context.run = folder
-        if overrides:
-            context.check_overrides(folder, load_config(manifest["config"], finished=True).config)
         context.allows_saved_code = trust_remote_code
-        if not trust_remote_code:
-            context.distrusted = path
-            context.refuse_code("model")
+        context.distrusted = None if trust_remote_code else manifest_path(folder)
         return context
-
-    def check_overrides(self, folder: Path, recorded: Config) -> None:
-        """Raise ConfigError if the caller changed values of a folder that cannot have an effect.
-
-        Args:
-            folder: The run directory or the saved model.
-            recorded: The configuration without the changes.
-        """
-        if self.config.trust_remote_code and not recorded.trust_remote_code:
-            message = (
-                "has no effect for a folder; set the option --trust-remote-code instead, or in Python "
-                "Model.load(folder, trust_remote_code=True)"
-            )
-            raise ConfigError([Problem("trust_remote_code", message)])
-        if self.weights is not None:
-            old, new = (config.model_dump(mode="json") for config in (recorded, self.config))
-            base_is_loaded = (self.weights / "adapter_config.json").exists()
-            check_has_effect(old, new, folder=folder, base_is_loaded=base_is_loaded)
 
     def for_other_process(self) -> "RunContext":
         """Return a copy for another process: the user's file with an absolute folder, without the model."""
@@ -154,27 +112,8 @@ class RunContext:
 
         `of` names the step that would run the code, as for `code_of`.
         """
-        code = code_of(self.config, of=of) if self.distrusted is not None else []
-        allow = "allow them with --trust-remote-code, in Python with Model.load(folder, trust_remote_code=True)"
-        theirs = [one for one in code if self.loaded.origins.get(one.key) != OVERRIDES]
-        problems = [
-            Problem(
-                one.key,
-                f"{OVERRIDES} names {one.value}, and classes that are not in installed packages may come from the "
-                f"folder of the model; look at them, then {allow}",
-            )
-            for one in code
-            if one not in theirs
-        ]
-        if theirs:
-            message = (
-                f"would run code or contact addresses chosen by the author of this folder "
-                f"({'; '.join(map(str, theirs))}); look at them, then {allow}, or name your own YAML file instead of "
-                "the folder"
-            )
-            problems.insert(0, Problem("", message, file=str(self.distrusted)))
-        if problems:
-            raise ConfigError(problems)
+        if self.distrusted is not None:
+            refuse_code(self.loaded, self.distrusted, of=of)
 
     def use_finished_run(self) -> None:
         """Use the newest finished run of this file if the file trains. Raise PartitaError if there are no weights."""
@@ -225,10 +164,7 @@ class RunContext:
     @property
     def weights(self) -> Path | None:
         """Folder of the trained weights; None if nothing was trained."""
-        if self.run is None:
-            return None
-        folder = self.run / "model" if (self.run / "model").is_dir() else self.run
-        return folder if (folder / "tokenizer_config.json").exists() else None
+        return None if self.run is None else trained_weights(self.run)
 
     @property
     def output_folder(self) -> Path:

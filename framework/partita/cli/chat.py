@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from partita.cli.options import AnswerOverrides, Context, FilesOrRun, TrustRemoteCode, print_wrapped, start_model
+from partita.cli.loading import start_model
+from partita.cli.options import AnswerOverrides, Context, FilesOrRun, TrustRemoteCode
+from partita.cli.printing import print_wrapped
 from partita_schema.errors import DataError, ModelError, PartitaError
 
 if TYPE_CHECKING:

@@ -4,18 +4,9 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import (
-    AnswerOverrides,
-    AsJson,
-    BatchSize,
-    FilesOrRun,
-    LogJson,
-    Quiet,
-    TrustRemoteCode,
-    print_label_tables,
-    print_metrics,
-    start_model,
-)
+from partita.cli.loading import start_model
+from partita.cli.options import AnswerOverrides, AsJson, BatchSize, FilesOrRun, LogJson, Quiet, TrustRemoteCode
+from partita.cli.printing import print_label_tables, print_metrics
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 
-from partita.cli.options import Files, Overrides, loading_libraries
+from partita.cli.loading import loading_libraries
+from partita.cli.options import Files, Overrides
 from partita.cli.standard_streams import StdinFormat, dataset_path
 
 COMMENT = "#   "

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partita.cli.options import AnswerOverrides, AsJson, FilesOrRun, LogJson, Quiet, TrustRemoteCode, open_model
+from partita.cli.loading import open_model
+from partita.cli.options import AnswerOverrides, AsJson, FilesOrRun, LogJson, Quiet, TrustRemoteCode
 from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita.export.options import MIN_AGREEMENT, Dtype, ExportFormat, GgufType
 

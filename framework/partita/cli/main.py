@@ -204,7 +204,7 @@ def fail(message: str, *, code: int, label: str = "") -> int:
         code: The exit status.
         label: What stands before the message; left out of JSON lines, whose level says it.
     """
-    from partita.cli.options import print_wrapped
+    from partita.cli.printing import print_wrapped
     from partita.distributed.world import get_world
     from partita.runs.json_log import is_json, write_event
 

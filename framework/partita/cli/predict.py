@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import (
-    AnswerOverrides,
-    AsJson,
-    BatchSize,
-    FilesOrRun,
-    LogJson,
-    Quiet,
-    TrustRemoteCode,
-    print_wrapped,
-    start_model,
-)
+from partita.cli.loading import start_model
+from partita.cli.options import AnswerOverrides, AsJson, BatchSize, FilesOrRun, LogJson, Quiet, TrustRemoteCode
+from partita.cli.printing import print_wrapped
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path, print_rows, stdout_for_data
 
 if TYPE_CHECKING:

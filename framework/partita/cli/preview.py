@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import MERGED, Overrides, loading_libraries
+from partita.cli.loading import loading_libraries
+from partita.cli.options import MERGED, Overrides
 from partita.cli.standard_streams import StdinFormat, dataset_path
 from partita_schema.common.text import counted
 

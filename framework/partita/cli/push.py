@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AnswerOverrides, LogJson, Quiet, TrustRemoteCode, open_model
+from partita.cli.loading import open_model
+from partita.cli.options import AnswerOverrides, LogJson, Quiet, TrustRemoteCode
 
 
 def push(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import loading_libraries
+from partita.cli.loading import loading_libraries
 
 
 def report(

@@ -4,16 +4,8 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import (
-    AnswerOverrides,
-    BatchSize,
-    Context,
-    FilesOrRun,
-    LogJson,
-    Quiet,
-    TrustRemoteCode,
-    start_model,
-)
+from partita.cli.loading import start_model
+from partita.cli.options import AnswerOverrides, BatchSize, Context, FilesOrRun, LogJson, Quiet, TrustRemoteCode
 from partita.serving.address import check_address
 from partita.serving.limits import MAX_WAITING, ServerLimits
 

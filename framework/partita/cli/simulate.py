@@ -5,17 +5,9 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import (
-    AsJson,
-    BatchSize,
-    FilesOrRun,
-    LogJson,
-    Quiet,
-    SimulationOverrides,
-    TrustRemoteCode,
-    print_metrics,
-    start_model,
-)
+from partita.cli.loading import start_model
+from partita.cli.options import AsJson, BatchSize, FilesOrRun, LogJson, Quiet, SimulationOverrides, TrustRemoteCode
+from partita.cli.printing import print_metrics
 
 
 def simulate(

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import AsJson, Files, LogJson, Overrides, Quiet, check_there, loading_libraries, print_wrapped
+from partita.cli.loading import check_there, loading_libraries
+from partita.cli.options import AsJson, Files, LogJson, Overrides, Quiet
+from partita.cli.printing import print_wrapped
 from partita.cli.standard_streams import STREAM
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError

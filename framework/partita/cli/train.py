@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.options import AsJson, Files, LogJson, Overrides, Quiet, print_metrics, print_wrapped, start_model
+from partita.cli.loading import start_model
+from partita.cli.options import AsJson, Files, LogJson, Overrides, Quiet
+from partita.cli.printing import print_metrics, print_wrapped
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 from partita_schema.common.text import counted
 from partita_schema.errors import ConfigError, Problem

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.options import AsJson, FilesOrRun, LogJson, Overrides, Quiet, TrustRemoteCode, start_model
+from partita.cli.loading import start_model
+from partita.cli.options import AsJson, FilesOrRun, LogJson, Overrides, Quiet, TrustRemoteCode
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path
 
 

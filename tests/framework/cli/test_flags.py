@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from partita.cli.main import app
-from partita.cli.options import format_cell, print_metrics
+from partita.cli.printing import format_cell, print_metrics
 from partita_schema.errors import DataError
 
 from ..conftest import Command

@@ -1,14 +1,18 @@
 """Loading of libraries by commands and by the server of trials: no garbage collections, then or later."""
 
 import gc
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from partita.cli.options import loading_libraries
+from partita.cli.loading import loading_libraries
 from partita.sweeps.trial_server import load
+from partita_schema.load import load_config
+from partita_schema.records import FORMAT_VERSION
 
 
 def test_the_collector_is_paused_while_a_command_loads_libraries() -> None:
@@ -68,6 +72,15 @@ def imported_by(folder: Path, *words: str) -> tuple[str, str]:
 
 def test_a_command_that_launches_processes_loads_no_model_libraries_itself(tmp_path: Path) -> None:
     assert imported_by(tmp_path, "train", "run.yaml") == ("launched: torch\nended: torch", "loading libraries\n")
+
+
+def test_a_run_directory_that_launches_processes_loads_no_model_libraries_itself(tmp_path: Path) -> None:
+    config = load_config(yaml.safe_load(CONFIG)).config.model_dump(mode="json")
+    manifest = {"format_version": FORMAT_VERSION, "status": "done", "config": config}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(manifest), encoding="utf8")
+    imported = imported_by(tmp_path, "evaluate", "run")
+    assert imported == ("launched: torch\nended: torch", "loading libraries\n")
 
 
 def test_explain_needs_no_libraries(tmp_path: Path) -> None:
