@@ -69,6 +69,7 @@ class ManifestRecord(Record):
     code = fields.Dict(keys=fields.String(), values=fields.String())
     resumed = fields.List(fields.Integer())
     steps = fields.Integer(validate=validate.Range(min=0))
+    earlier_evaluations = fields.Integer(validate=validate.Range(min=0))
     stopped_early = fields.Boolean()
     config = fields.Dict(keys=fields.String())
     folder = fields.String()

@@ -181,7 +181,7 @@ class Backend(ABC):
                 cut, lost = counted(counts.cut, "row"), counted(counts.cut_tokens, "token")
                 logger.warning("%s cut to the length limit, %s not read", cut, lost)
             evaluator = self.evaluator(batch_size=batch_size)
-            record = context.recorded_evaluation(split, dataset)
+            record = context.recorded_evaluation(split, dataset, rows)
             with nullcontext() if record is None else writing(record.run):
                 evaluation = evaluate_dataset(evaluator, eval_dataset, progress=context.progress, record=record)
             self.record_memory()

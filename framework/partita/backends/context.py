@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
+from partita.runs.earlier_results import step_of_weights
 from partita.runs.finished import load_finished, refuse_code, trained_weights
 from partita.runs.manifest import MANIFESTS, RUNS, manifest_path, read_manifest
 from partita.runs.notebook import show_in_notebook
@@ -33,6 +34,9 @@ from partita_schema.errors import DataError, PartitaError
 from partita_schema.load import LoadedConfig, load_config
 from partita_schema.sections.model import ScratchModel
 from partita_trainers.process_group import ProcessGroup
+
+DRAWN = ("random", "stratify", "kfold")
+"""Splits in which one more row moves other rows from training to test."""
 
 logger = logging.getLogger(__name__)
 file_logger = logging.getLogger("partita.file")
@@ -221,20 +225,29 @@ class RunContext:
         split, rows = self.evaluation_rows()
         return f"the {split} split", rows
 
-    def recorded_evaluation(self, split: str | None, dataset: Any) -> RecordedEvaluation | None:
+    def recorded_evaluation(self, split: str | None, dataset: Any, rows: Rows) -> RecordedEvaluation | None:
         """Return where the results of the rows of an evaluation are recorded.
 
-        Returns None without a run that can be written, and if the base model or the number format of the weights is not
-        that of training.
+        Returns None without a run that can be written, if the base model or the number format of the weights is not
+        that of training, and if the rows of the split are drawn from other data than those of training were.
 
         Args:
             split: Name of the split of the file; None if the caller passed a dataset.
             dataset: The dataset, whose file names the evaluation.
+            rows: The rows.
         """
         if self.run is None or not os.access(self.run / MANIFESTS[0], os.W_OK) or not os.access(self.run, os.W_OK):
             return None
         manifest = read_manifest(self.run)
         trained = load_config(manifest["config"], finished=True).config
+        if split is not None and self.is_drawn_from_other_rows(split, rows, manifest):
+            logger.warning(
+                "the data has changed since the model was trained, and the %s rows are drawn from it again: training "
+                "rows may be among them. The results are not recorded in the run; to evaluate rows that the model has "
+                "not seen, name their file with --dataset",
+                split,
+            )
+            return None
         changed = None
         if trained.base_model != self.config.base_model:
             changed = "base model"
@@ -243,10 +256,21 @@ class RunContext:
         if changed is not None:
             logger.info("the results of rows are not recorded in the run: the %s is not that of training", changed)
             return None
-        step = manifest.get("best_step")
         if split is None:
             split = name_of_dataset(dataset, splits=manifest.get("data", {}))
-        return RecordedEvaluation(self.run, split, step=manifest.get("steps") if step is None else step)
+        return RecordedEvaluation(self.run, split, step=step_of_weights(manifest))
+
+    def is_drawn_from_other_rows(self, split: str, rows: Rows, manifest: Mapping[str, Any]) -> bool:
+        """Return whether the rows of a split are a random choice from other data than in training.
+
+        Args:
+            split: Name of the split.
+            rows: Its rows now.
+            manifest: The manifest of the run.
+        """
+        is_drawn = getattr(self.config.data, split) is None and self.config.split.type in DRAWN
+        recorded = manifest.get("data", {}).get(split, {}).get("fingerprint")
+        return is_drawn and recorded not in (None, rows.fingerprint)
 
     def progress(self, total: int, description: str, *, completed: int = 0) -> AbstractContextManager[Any]:
         """Return a progress display; only rank 0 shows it."""

@@ -37,6 +37,7 @@ from partita.pipeline.tune import answering_sizes
 from partita.report.transcript_page import write_page
 from partita.runs.cost import merged
 from partita.runs.directory import RunDirectory
+from partita.runs.earlier_results import remove_earlier_results
 from partita.runs.manifest import MANIFESTS
 from partita.serving.engine import MAX_REQUESTS, ServingEngine, context_of
 from partita.simulation.build import section_of
@@ -184,6 +185,9 @@ class LocalBackend(Backend):
             result = self.train_on(data, labels, directory, trainer=trainer, callbacks=callbacks)
             model = "model" if (chosen.folder / "model").is_dir() else None
             costs = process_group.all_gather_object(directory.cost_so_far, "what the run has taken")
+            if process_group.rank == 0 and "rounds" not in directory.manifest:
+                directory.note(steps=result.steps)
+                remove_earlier_results(directory)
             directory.note(
                 cost=merged(costs), status="done", steps=result.steps, stopped_early=result.stopped_early, model=model
             )

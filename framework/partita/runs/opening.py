@@ -271,6 +271,8 @@ def record_start(run: RunDirectory, *, origin: Path) -> None:
     if recorded and differences(recorded, settings, without=(*FREE_KEYS, "simulation")):
         run.note(batch_sizes={}, metrics_base={})  # the batches differ, so their sizes must be found again
         shutil.rmtree(run.folder / EVALUATIONS, ignore_errors=True)  # they are of another model or of other rows
+    if run.finished:
+        run.note(earlier_evaluations=len(run.manifest.get("evaluations", ())))
     run.cost = Cost(run.manifest.get("cost", {}))
     commit = git_commit(Path.cwd())
     run.note(

@@ -1,10 +1,11 @@
 """Tests of the context of a run: the configuration, the run and the data."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from partita import DataError, ResumeError
+from partita import DataError, Model, ResumeError
 from partita.backends.context import RunContext
 from partita_schema.load import load_config
 
@@ -81,3 +82,44 @@ prompt: {retrieval: {type: random, dataset: missing.csv}}
         assert str(caught.value) == f"{output} is a file of {name}, which would be overwritten; name another output"
     for free in ("files/free.csv", "files/new.csv"):
         context.check_not_read(Path(free), [{"text": "a"}])
+
+
+LEARNT = """
+base_model: {type: scratch, size: nano, tokenizer: char}
+input_features: [{name: text}]
+output_features: [{name: label, type: category, head: linear}]
+data: {source: rows.jsonl, split: {type: %s, probabilities: [0.6, 0.2, 0.2]}}
+trainer: {type: finetune, batch_size: 8, epochs: 1}
+"""
+REDRAWN = (
+    "the data has changed since the model was trained, and the test rows are drawn from it again: training rows may be "
+    "among them. The results are not recorded in the run; to evaluate rows that the model has not seen, name their "
+    "file with --dataset"
+)
+
+
+@pytest.mark.parametrize(("split", "is_redrawn"), [("random", True), ("hash, column: text", False)])
+def test_test_rows_that_are_drawn_again_from_other_data_are_not_recorded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    split: str,
+    is_redrawn: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"text": f"{letter} {number}", "label": letter}) for letter in "ab" for number in range(20)]
+    Path("rows.jsonl").write_text("\n".join(rows))
+    Path("run.yaml").write_text(LEARNT % split)
+    Model("run.yaml", quiet=True).train()
+    recorded = Path("runs/run/evaluations/test.jsonl")
+    recorded.unlink()
+
+    Model.load("runs/run", quiet=True).evaluate()
+    assert recorded.exists()
+    assert REDRAWN not in caplog.messages
+
+    recorded.unlink()
+    Path("rows.jsonl").write_text("\n".join([*rows, rows[0]]))
+    Model.load("runs/run", quiet=True).evaluate()
+    assert recorded.exists() is not is_redrawn
+    assert (REDRAWN in caplog.messages) is is_redrawn
