@@ -11,12 +11,15 @@ import numpy as np
 
 from partita.backends.context import RunContext
 from partita.backends.open import open_backend
+from partita.data.run_data import open_run_data
 from partita.report.folds_page import FOLDS
+from partita.runs.choice import ChosenRun, fold_folder, folds_of
 from partita.runs.files import strict_json, writing
+from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.common.files import write_atomically
-from partita_schema.config import Config
 from partita_schema.dump import native_yaml
-from partita_schema.load import load_config
+from partita_schema.errors import ResumeError
+from partita_schema.load import LoadedConfig, load_config
 from partita_trainers.base import Metrics, TrainResult
 
 logger = logging.getLogger(__name__)
@@ -44,11 +47,16 @@ def train_folds(
         report: Writes the report of a run.
     """
     process_group = context.process_group
-    folder = process_group.run_on_rank_zero(lambda: context.choose_run(run), "the folder of the runs").folder
+    chosen = process_group.run_on_rank_zero(lambda: choose_folder_of_folds(context, run), "the folder of the runs")
+    folder = chosen.folder
+    if chosen.not_continued:
+        logger.info("%s", chosen.not_continued)
+    process_group.run_on_rank_zero(lambda: check_same_data(context, folder, dataset), "the rows of finished folds")
     results: list[TrainResult] = []
-    for fold in range(1, num_folds(context.config) + 1):
-        place = folder / f"fold-{fold}"
-        logger.info("fold %d of %d", fold, num_folds(context.config))
+    folds = folds_of(context.config)
+    for fold in range(1, folds + 1):
+        place = fold_folder(folder, fold)
+        logger.info("fold %d of %d", fold, folds)
         results.append(open_backend(fold_context(context, fold)).train(dataset, place, callbacks=callbacks))
         report(place)
     result = summary_of(results, folder)
@@ -57,21 +65,52 @@ def train_folds(
     return result
 
 
-def num_folds(config: Config) -> int:
-    """Return the number of folds."""
-    split = config.split
-    assert split.type == "kfold"
-    return split.folds
+def choose_folder_of_folds(context: RunContext, run: Path | None) -> ChosenRun:
+    """Return the folder of the runs. Raise ResumeError if it is a run itself."""
+    chosen = context.choose_run(run)
+    if (chosen.folder / MANIFESTS[0]).exists():
+        raise ResumeError(
+            f"{chosen.folder} is a run, and cross-validation writes a run for each fold; name another folder with --run"
+        )
+    return chosen
 
 
-def fold_context(context: RunContext, fold: int) -> RunContext:
-    """Return a context whose configuration trains one fold only."""
+def check_same_data(context: RunContext, folder: Path, dataset: Any) -> None:
+    """Raise ResumeError if a cross-validation would be continued with other rows than those of its finished folds.
+
+    Args:
+        context: The configuration.
+        folder: Folder of the runs.
+        dataset: Replaces data.source.
+    """
+    folds = range(1, folds_of(context.config) + 1)
+    manifests = {fold: read_manifest(fold_folder(folder, fold)) for fold in folds}
+    done = [fold for fold, manifest in manifests.items() if manifest.get("status") == "done"]
+    if len(done) == len(folds):
+        return
+    for fold in done:
+        config = fold_config(context, fold).config
+        now = open_run_data(config, folder=context.loaded.folder, dataset=dataset).record()
+        for split, recorded in manifests[fold].get("data", {}).items():
+            if split in now and now[split]["fingerprint"] != recorded.get("fingerprint"):
+                raise ResumeError(
+                    f"the data has changed since {fold_folder(folder, fold)} was trained: its {split} rows are others "
+                    "now; restore the data, or start again in another folder with --run"
+                )
+
+
+def fold_config(context: RunContext, fold: int) -> LoadedConfig:
+    """Return the configuration that trains one fold only."""
     settings = context.config.model_dump(mode="json", exclude_unset=True)
     section = "data" if context.config.data.split is not None else "preprocessing"
     settings[section]["split"]["fold"] = fold
     loaded = load_config(settings)
-    own = replace(loaded, folder=context.loaded.folder, file=context.loaded.file, text=native_yaml(loaded.config))
-    copy = RunContext(own, quiet=context.quiet)
+    return replace(loaded, folder=context.loaded.folder, file=context.loaded.file, text=native_yaml(loaded.config))
+
+
+def fold_context(context: RunContext, fold: int) -> RunContext:
+    """Return a context that trains one fold only."""
+    copy = RunContext(fold_config(context, fold), quiet=context.quiet)
     copy.distrusted, copy.allows_saved_code = context.distrusted, context.allows_saved_code
     return copy
 
@@ -118,9 +157,11 @@ def mean_interval(values_K: np.ndarray) -> tuple[float, float]:
     """Return the 95 % confidence interval of a mean by Student's t distribution.
 
     The values of folds are not independent, because their training rows overlap; the interval is therefore rather too
-    narrow (Bengio and Grandvalet 2004).
+    narrow (Bengio and Grandvalet 2004). Without limits if a value is infinite.
     """
     mean, count = float(values_K.mean()), len(values_K)
+    if not np.isfinite(values_K).all():
+        return -math.inf, math.inf
     half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * float(values_K.std(ddof=1)) / math.sqrt(count)
     return mean - half, mean + half
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def choose_folder(name: str, *, config: Config, origin: Path, base: Path) -> Cho
     continuable: Path | None = None
     passed: str | None = None
     free = base / name
-    for folder, manifest in numbered_folders(name, base=base):
+    for folder, manifest in numbered_folders(name, base=base, folds=folds_of(config)):
         if not manifest and not runs_within(folder):
             free = folder
             break
@@ -84,7 +85,7 @@ def unfinished_sibling(
     """
     settings = config.model_dump(mode="json")
     note: str | None = None
-    for folder, manifest in numbered_folders(name, base=base):
+    for folder, manifest in numbered_folders(name, base=base, folds=folds_of(config)):
         if not manifest or manifest.get("status") == "done" or folder.resolve() == used.resolve():
             continue
         recorded = manifest.get("config", {})
@@ -132,15 +133,50 @@ def is_of_another_folder(manifest: Mapping[str, Any], origin: Path) -> bool:
     return recorded.is_dir() and recorded.resolve() != origin.resolve()
 
 
-def numbered_folders(name: str, *, base: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def numbered_folders(name: str, *, base: Path, folds: int = 0) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield `name`, `name-2`, ... with their manifests, up to the first free name.
 
     A folder with runs in it, such as the folds of a cross-validation, is not free.
+
+    Args:
+        name: Name of the runs.
+        base: Parent of the runs.
+        folds: Number of folds of a cross-validation; its folders have the manifest of `manifest_of_folds`.
     """
     number, is_free = 1, False
     while not is_free:
         folder = base / (name if number == 1 else f"{name}-{number}")
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder) or manifest_of_folds(folder, folds)
         is_free = not manifest and not runs_within(folder)
         yield folder, manifest
         number += 1
+
+
+def folds_of(config: Config) -> int:
+    """Return the number of folds of a cross-validation; 0 if the configuration trains one model."""
+    split = config.split
+    return split.folds if split.type == "kfold" and split.fold is None else 0
+
+
+def fold_folder(folder: Path, fold: int) -> Path:
+    """Return the run directory of a fold, counted from 1."""
+    return folder / f"fold-{fold}"
+
+
+def manifest_of_folds(folder: Path, folds: int) -> dict[str, Any]:
+    """Return what the runs of a cross-validation have recorded, like the manifest of one run; {} without any run.
+
+    Args:
+        folder: The folder of the runs.
+        folds: Number of folds.
+    """
+    manifests = [read_manifest(fold_folder(folder, fold)) for fold in range(1, folds + 1)]
+    recorded = [manifest for manifest in manifests if "config" in manifest]
+    if not recorded:
+        return {}
+    config = deepcopy(recorded[0]["config"])
+    for section in ("data", "preprocessing"):
+        if split := config.get(section, {}).get("split"):
+            split["fold"] = None
+    is_done = all(manifest.get("status") == "done" for manifest in manifests)
+    return recorded[0] | {"config": config, "status": "done" if is_done else "interrupted"}

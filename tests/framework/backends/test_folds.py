@@ -1,7 +1,9 @@
 """Tests of cross-validation: the means of the folds, their intervals, and what is trained again."""
 
 import json
+import logging
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,16 @@ from scipy import stats
 
 from partita import Model
 from partita.backends.folds import mean_interval, summary_of, t_quantile
-from partita_schema.errors import ConfigError, PartitaError
+from partita_schema.errors import ConfigError, PartitaError, ResumeError
 from partita_trainers.base import Metrics, TrainResult
+
+FOLDS = """
+base_model: {type: scratch, size: nano, tokenizer: char}
+input_features: [{name: text}]
+output_features: [{name: label, type: category, head: linear}]
+data: {source: rows.jsonl, split: {type: kfold, folds: 2}}
+trainer: {type: finetune, batch_size: 8, epochs: 1}
+"""
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 30, 99])
@@ -25,6 +35,10 @@ def test_the_interval_is_that_of_a_t_test() -> None:
     values = np.array([0.81, 0.84, 0.79, 0.88, 0.8])
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert mean_interval(values) == pytest.approx((expected.low, expected.high))
+
+
+def test_the_interval_of_an_infinite_mean_has_no_limits() -> None:
+    assert mean_interval(np.array([1.0, math.inf])) == (-math.inf, math.inf)
 
 
 def test_metrics_are_means_over_the_folds_that_all_have(tmp_path: Path) -> None:
@@ -118,3 +132,49 @@ def test_a_metric_that_a_fold_lacks_has_no_mean_and_is_named(tmp_path: Path, cap
     assert caplog.messages == ["validation: no mean of label.accuracy; missing in fold 1"]
     assert summary_of(results, tmp_path).metrics == {"validation": {}}
     assert caplog.messages[1] == "validation: no mean of loss, label.accuracy; missing in fold 1, 2"
+
+
+def started(folder: Path) -> dict[str, int]:
+    """Return how often the run of each fold was started."""
+    return {
+        path.parent.name: json.loads(path.read_bytes())["starts"]
+        for path in sorted(folder.glob("fold-*/manifest.json"))
+    }
+
+
+def test_an_unfinished_cross_validation_is_continued_with_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"text": f"{letter} {number}", "label": letter}) for letter in "ab" for number in range(6)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    (tmp_path / "run.yaml").write_text(FOLDS)
+
+    def train(**options: Any) -> TrainResult:
+        return Model("run.yaml", quiet=True).train(**options)
+
+    first, folder = train(), Path("runs/run")
+    assert (first.run, started(folder)) == (folder, {"fold-1": 1, "fold-2": 1})
+    shutil.rmtree(folder / "fold-2")
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows[1:]))
+    with pytest.raises(ResumeError) as caught:
+        train()
+    assert str(caught.value) == (
+        "the data has changed since runs/run/fold-1 was trained: its training rows are others now; restore the data, "
+        "or start again in another folder with --run"
+    )
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    again = train()
+    assert (again.run, again.metrics) == (first.run, first.metrics)
+    assert started(folder) == {"fold-1": 1, "fold-2": 1}
+    caplog.set_level(logging.INFO)
+    assert train().run == Path("runs/run-2")
+    assert (
+        "the run in runs/run is finished; to train it longer on the same rows, raise trainer.epochs and add "
+        "--run runs/run"
+    ) in caplog.messages
+    with pytest.raises(ResumeError) as caught:
+        train(run=folder / "fold-1")
+    assert str(caught.value) == (
+        "runs/run/fold-1 is a run, and cross-validation writes a run for each fold; name another folder with --run"
+    )
