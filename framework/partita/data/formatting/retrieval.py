@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -39,22 +40,31 @@ def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> R
     if pool is None or not len(pool):
         raise DataError("prompt.retrieval has no rows to choose from; write prompt.retrieval.dataset")
     check_columns(pool, config, supervised=True)
+    by_content = bool(options.dataset)
     if isinstance(options, SemanticRetrieval):
-        return SemanticRetriever(config, pool, k=options.k, model_name=options.model_name)
-    return RandomRetriever(config, pool, k=options.k, seed=config.seed)
+        return SemanticRetriever(config, pool, k=options.k, model_name=options.model_name, by_content=by_content)
+    return RandomRetriever(config, pool, k=options.k, seed=config.seed, by_content=by_content)
 
 
 class Pool:
     """Rows that may serve as examples; bad ones are skipped."""
 
-    def __init__(self, config: Config, rows: Rows) -> None:
-        self._config = config
+    def __init__(self, config: Config, rows: Rows, *, by_content: bool = False) -> None:
+        """Start without reading rows.
+
+        Args:
+            config: The configuration.
+            rows: The rows.
+            by_content: Whether a row is found among them by its values too. The keys of a file are others in a mix and
+                in a stream.
+        """
+        self._config, self._by_content = config, by_content
         self.rows = rows
         self._schema = row_schema(config, supervised=True, single=True)
 
-    def __reduce__(self) -> tuple[type["Pool"], tuple[Config, Rows]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the schema, which cannot be pickled; the copy builds its own."""
-        return Pool, (self._config, self.rows)
+        return partial(Pool, by_content=self._by_content), (self._config, self.rows)
 
     def clean(self, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
         """Yield index and values of the good rows."""
@@ -62,11 +72,21 @@ class Pool:
         for number, row in clean.items():
             yield indices[number], row
 
+    def examples(self, indices: Sequence[int], row: Row, key: str) -> list[Row]:
+        """Return the good rows for a row, without the row itself."""
+        chosen = [index for index in indices if self.rows.key(index) != key]
+        return [example for _, example in self.clean(chosen) if not (self._by_content and self._is_same(example, row))]
+
+    def _is_same(self, example: Row, row: Row) -> bool:
+        """Return whether an example has the inputs of a row, and its answers as far as they are known."""
+        features = (*self._config.input_features, *self._config.output_features)
+        return all(example.get(feature.name) == row[feature.name] for feature in features if feature.name in row)
+
 
 class RandomRetriever:
     """Select examples at random; the result depends only on the seed and the row's key."""
 
-    def __init__(self, config: Config, rows: Rows, *, k: int, seed: int) -> None:
+    def __init__(self, config: Config, rows: Rows, *, k: int, seed: int, by_content: bool = False) -> None:
         """Check the rows to select from.
 
         Args:
@@ -74,8 +94,9 @@ class RandomRetriever:
             rows: Rows to select examples from.
             k: Number of examples for each row.
             seed: Seed of the selection.
+            by_content: As for `Pool`.
         """
-        self._pool = Pool(config, rows)
+        self._pool = Pool(config, rows, by_content=by_content)
         self._k = k
         self._seed = seed
 
@@ -86,9 +107,9 @@ class RandomRetriever:
 
     def choose(self, rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
         """Return up to `k` examples for each row."""
-        return [self._draw(key) for key in keys]
+        return [self._draw(row, key) for row, key in zip(rows, keys, strict=True)]
 
-    def _draw(self, key: str) -> list[Row]:
+    def _draw(self, row: Row, key: str) -> list[Row]:
         pool = self._pool.rows
         mark = blake2b(f"{self._seed}:{key}".encode(), digest_size=8).digest()
         rng = random.Random(int.from_bytes(mark, "big"))
@@ -98,15 +119,16 @@ class RandomRetriever:
             left = self._k - len(examples)
             wanted = [i for i in rng.sample(range(len(pool)), min(len(pool), 2 * left + len(seen))) if i not in seen]
             seen.update(wanted)
-            good = [row for index, row in self._pool.clean(wanted) if pool.key(index) != key]
-            examples += good[:left]
+            examples += self._pool.examples(wanted, row, key)[:left]
         return examples
 
 
 class SemanticRetriever:
     """Select examples by cosine similarity of sentence embeddings of their inputs, the most similar last."""
 
-    def __init__(self, config: Config, rows: Rows, *, k: int, model_name: str, chunk: int = 1000) -> None:
+    def __init__(
+        self, config: Config, rows: Rows, *, k: int, model_name: str, by_content: bool = False, chunk: int = 1000
+    ) -> None:
         """Embed all rows once; the embeddings take 4 bytes per row and dimension.
 
         Args:
@@ -114,6 +136,7 @@ class SemanticRetriever:
             rows: The rows to select from.
             k: Maximum number of examples for each row.
             model_name: A sentence-transformers model.
+            by_content: As for `Pool`.
             chunk: Rows that are embedded at a time.
 
         Raises:
@@ -121,7 +144,7 @@ class SemanticRetriever:
             ModelError: If the embedding model cannot be loaded.
         """
         self._config = config
-        self._pool = Pool(config, rows)
+        self._pool = Pool(config, rows, by_content=by_content)
         self._k = k
         self._model = load_embedder(model_name)
         indices: list[int] = []
@@ -146,13 +169,18 @@ class SemanticRetriever:
         if not rows:
             return []
         likeness_BN = self._embed(rows) @ self._vectors_ND.T
-        return [self._nearest(likeness_N, key) for likeness_N, key in zip(likeness_BN, keys, strict=True)]
+        return [
+            self._nearest(likeness_N, row, key) for likeness_N, row, key in zip(likeness_BN, rows, keys, strict=True)
+        ]
 
-    def _nearest(self, likeness_N: np.ndarray, key: str) -> list[Row]:
-        # One more than needed, since the row itself may be among them; ties are resolved in favor of the earlier row.
-        order = np.argsort(-likeness_N, kind="stable")[: self._k + 1]
-        chosen = [int(index) for index in self._indices[order] if self._pool.rows.key(int(index)) != key]
-        return [row for _, row in self._pool.clean(chosen[: self._k])][::-1]
+    def _nearest(self, likeness_N: np.ndarray, row: Row, key: str) -> list[Row]:
+        order = self._indices[np.argsort(-likeness_N, kind="stable")].tolist()  # of equal rows the earlier one
+        examples: list[Row] = []
+        place, more = 0, self._k + 1  # the row itself may be among them
+        while len(examples) < self._k and place < len(order):
+            examples += self._pool.examples(order[place : place + more], row, key)
+            place += more
+        return examples[: self._k][::-1]
 
     def _embed(self, rows: Sequence[Row]) -> np.ndarray:
         texts = [sample_text(text_inputs(self._config), row) for row in rows]

@@ -82,6 +82,22 @@ class Letters:
         return np.array([[text.count(letter) for letter in "abc"] for text in texts], dtype=np.float64)
 
 
+@pytest.mark.parametrize("known", [{}, {"answer": "a1"}])
+def test_a_row_under_another_key_is_not_its_own_example(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, known: dict[str, str]
+) -> None:
+    monkeypatch.setattr(retrieval, "load_embedder", lambda name: Letters())
+    lines = ["question,answer", "aa,a1", "aa,a1", "b,b1", "bb,b2", "aab,a3"]
+    (tmp_path / "e.csv").write_text("\n".join(lines))
+    row = {"question": "aa", **known}
+    for kind, expected in (("random", ["aab", "b", "bb"]), ("semantic", ["b", "bb", "aab"])):
+        section = {"type": kind, "k": 3, "dataset": "e.csv"} | ({"model_name": "x"} if kind == "semantic" else {})
+        found = build_retriever(make_config(prompt={"retrieval": section}), training=None, folder=tmp_path)
+        assert found is not None
+        chosen = questions(found.choose([row], ["mixed/e.csv@17:2"])[0])
+        assert sorted(chosen) == sorted(expected)
+
+
 def test_semantic_examples_are_the_nearest_with_the_nearest_last(
     make_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
