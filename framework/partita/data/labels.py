@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]:
     """Return the labels of each output that has any, by name: the configured ones, else those of the good rows, sorted.
 
-    Labels are empty if there are neither.
+    They are as in answers, in lower case if the output says so. Labels are empty if there are neither.
     """
     outputs = [feature for feature in config.output_features if feature.has_labels]
     unknown = [feature for feature in outputs if feature.labels is None]
@@ -31,7 +31,7 @@ def find_labels(config: Config, rows: Rows | None) -> dict[str, tuple[str, ...]]
         if advice := feature.label_advice(sorted(seen[feature.name])):
             logger.warning("%s: %s", feature.name, advice)
     return {
-        feature.name: tuple(sorted(seen[feature.name])) if feature.labels is None else feature.labels
+        feature.name: tuple(sorted(seen[feature.name])) if feature.labels is None else feature.answer_labels(())
         for feature in outputs
     }
 

@@ -26,6 +26,12 @@ def test_labels_come_from_the_configuration_or_the_rows(make_config: Make) -> No
     assert find_labels(make_config(), rows) == {}
 
 
+def test_configured_labels_are_in_lower_case_if_the_values_are(make_config: Make) -> None:
+    decoder = {"labels": ["B", "c", "A", "a"]}
+    output = {"name": "kind", "type": "category", "preprocessing": {"lowercase": True}, "decoder": decoder}
+    assert find_labels(make_config(output_features=[output]), None) == {"kind": ("b", "c", "a")}
+
+
 def test_rows_to_evaluate_on_with_an_unknown_label_are_left_out_and_do_not_stop_training(make_config: Make) -> None:
     config = make_config(output_features=[{"name": "label", "column": "kind", "type": "category"}])
     known = open_rows(table(6), folder=Path())
