@@ -91,8 +91,13 @@ def problems_of_sweep(root: Node) -> tuple[Problem, ...]:
     candidates = {key: list(candidates_of(node)) for key, node in parameters.mapping().items()}
     problems: dict[tuple[str, str], Problem] = {}
     for key, items in candidates.items():
+        place = parameters.mapping()[key].key_position
+        if path_of(key)[:1] == ("defaults",) and base.find(path_of(key)) is not None:
+            message = f"the inputs have the value of {key} in the file, not that of a trial; remove it there"
+            problems[key, message] = at(place, f"sweep.parameters.{key}", message)
+            continue
         for suffix, item in items:
-            item.key_position = parameters.mapping()[key].key_position
+            item.key_position = place
             for problem in problems_of_value(base, key, suffix, item, candidates):
                 problems.setdefault((problem.path, problem.message), problem)
     return tuple(problems.values())

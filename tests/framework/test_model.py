@@ -192,6 +192,15 @@ def test_values_that_only_training_uses_are_refused_for_a_finished_run(trained: 
     }
 
 
+def test_defaults_are_refused_for_a_finished_run(trained: Any) -> None:
+    _, result = trained
+    with pytest.raises(ConfigError) as caught:
+        Model.load(result.run, overrides=["defaults.text.preprocessing.max_sequence_length=3"], quiet=True)
+    assert str(caught.value) == (
+        "defaults: has no effect on a run, whose inputs have their own values; set input_features.0.preprocessing.KEY"
+    )
+
+
 def test_the_code_of_a_folder_is_allowed_by_an_option_and_not_by_an_override(trained: Any) -> None:
     _, result = trained
     with pytest.raises(ConfigError) as caught:

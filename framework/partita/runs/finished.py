@@ -64,6 +64,11 @@ def check_overrides(folder: Path, recorded: Config, wanted: Config) -> None:
             "Model.load(folder, trust_remote_code=True)"
         )
         raise ConfigError([Problem("trust_remote_code", message)])
+    if wanted.defaults != recorded.defaults:
+        message = (
+            "has no effect on a run, whose inputs have their own values; set input_features.0.preprocessing.KEY"
+        )
+        raise ConfigError([Problem("defaults", message)])
     weights = trained_weights(folder)
     if weights is not None:
         old, new = (config.model_dump(mode="json") for config in (recorded, wanted))

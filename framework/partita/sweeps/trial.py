@@ -201,8 +201,9 @@ def result_of(metrics: dict[str, float], *, metric: str) -> TrialResult:
     if metric not in metrics:
         known = ", ".join(sorted(metrics)) or "none: there are no validation rows"
         return TrialResult("failed", error=f"the run has no metric {metric} on validation rows; there are {known}")
+    finite = {name: one for name, one in metrics.items() if isinstance(one, int | float) and math.isfinite(one)}
     value = metrics[metric]
     if not math.isfinite(value):
-        return TrialResult("failed", error=f"{metric} is not a finite number")
-    finite = {name: one for name, one in metrics.items() if isinstance(one, int | float) and math.isfinite(one)}
+        reason = "is not a number" if math.isnan(value) else "is infinite: no answer to the validation rows is valid"
+        return TrialResult("failed", error=f"{metric} {reason}", metrics=finite)
     return TrialResult("done", value=value, metrics=finite)

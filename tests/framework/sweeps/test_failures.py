@@ -1,5 +1,6 @@
 """Tests of the errors of failed trials: what they say, and which advice they give."""
 
+import math
 import pickle
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita import Sweep
-from partita.sweeps.trial import failure_text
+from partita.sweeps.trial import failure_text, result_of
 from partita_schema.errors import DataError, TrainingError
 
 RUN = Path("sweeps/colours/trials/000-0")
@@ -79,3 +80,12 @@ def test_trials_whose_callbacks_fail_or_exit_have_failed_and_do_not_end_the_swee
     assert re.fullmatch(rf"{failed}\d+\): ValueError: wrong; fix it, {again[1]}", errors[1] or "")
     assert re.fullmatch(rf"{failed}\d+\): MemoryError: {MEMORY}", errors[2] or "")
     assert re.fullmatch(rf"its code called sys\.exit\(3\); remove that call, {again[3]}", errors[3] or "")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(math.inf, "is infinite: no answer to the validation rows is valid"), (math.nan, "is not a number")],
+)
+def test_a_metric_without_a_value_fails_the_trial_and_keeps_the_others(value: float, reason: str) -> None:
+    result = result_of({"score.mae": value, "loss": 0.5}, metric="score.mae")
+    assert (result.state, result.error, result.metrics) == ("failed", f"score.mae {reason}", {"loss": 0.5})

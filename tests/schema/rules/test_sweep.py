@@ -41,6 +41,16 @@ def lines_of(text: str, folder: Path) -> list[str]:
             "7: sweep.parameters.trainer.lerning_rate: unknown key; did you mean learning_rate?",
         ),
         (
+            (
+                "defaults.text.preprocessing.max_sequence_length: [1, 2]\n"
+                "defaults: {text: {preprocessing: {max_sequence_length: 3}}}"
+            ),
+            (
+                "7: sweep.parameters.defaults.text.preprocessing.max_sequence_length: the inputs have the value of "
+                "defaults.text.preprocessing.max_sequence_length in the file, not that of a trial; remove it there"
+            ),
+        ),
+        (
             "trainer.epochs: {int: [0, 3]}",
             "7: sweep.parameters.trainer.epochs.int[0]: write a number above 0; got 0",
         ),
