@@ -169,6 +169,8 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sourc
             raise DataError(f"{name} starts with more than {max_row_bytes:,} bytes of blanks")
     refuse_binary(start, name)
     refuse_utf16(start, name)
+    while is_first_line(start) and len(start) <= max_row_bytes and (more := stream.read(READ_SIZE)):
+        start += more
     rest = chained(start.removeprefix(BOM), stream, buffer_size=READ_SIZE)
     if start.strip(BLANKS).startswith(b"["):
         yield from read_array(rest, name, max_row_bytes)
@@ -176,6 +178,12 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sourc
         yield from read_jsonl(rest, name, max_row_bytes)
     else:
         yield from read_whole(rest, name, max_row_bytes)
+
+
+def is_first_line(start: bytes) -> bool:
+    """Return whether the start of a file ends in its first line, which begins an object, or after it."""
+    text = start.strip(BLANKS)
+    return text.startswith(b"{") and b"\n" not in text
 
 
 def is_object(line: bytes) -> bool:

@@ -22,11 +22,13 @@ from partita.data.rows import RowKeys, Rows
 from partita.data.sources.in_memory import open_custom, open_in_memory
 from partita.data.sources.transcripts import ANSWERS, WantedRows, open_transcripts
 from partita_schema.common.text import nearest
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, shortened
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
 
 SHOWN_FILES = 10
 """Number of files of a source whose options are detected for a preview."""
+MAX_NAME, MAX_PATH = 255, 4096
+"""Bytes that file systems allow in a name and in a path."""
 
 
 def open_rows(
@@ -90,6 +92,7 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
     """Return the source that a string denotes: a path with a known file extension, else a folder or a Hub id."""
     if not text.strip():
         raise DataError("the path of the data is empty; write a path (is a variable of the command not set?)")
+    check_length(text)
     kind = format_of(text)
     if kind is not None:
         return FileSource(type=kind, path=text)
@@ -101,9 +104,18 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
         known = ", ".join(sorted(extension[1:] for extension in EXTENSIONS))
         raise DataError(
             f"{text}: the file extension is not one of a known format; known are {known}. "
-            "For another ending write {type: csv, path: ...} with the format as type"
+            f"For another ending write {{type: csv, path: ...}} with the format as type{in_braces(text)}"
         )
     return HubSource(type="hub", name=text)
+
+
+def check_length(path: str) -> None:
+    """Raise DataError if a local path is longer than file systems allow: it is a text that was taken for a path."""
+    if len(path.encode()) > MAX_PATH or any(len(part.encode()) > MAX_NAME for part in Path(path).parts):
+        raise DataError(
+            f"{shortened(path)} is too long for a path; to use texts that are in no file, pass a list of rows, such as "
+            '[{"column": "text"}]'
+        )
 
 
 def source_of_mapping(mapping: Mapping[str, Any]) -> Source:
@@ -156,6 +168,7 @@ def found_in_files(dataset: Any, *, folder: Path) -> Iterator[str]:
 
 def open_hub(source: HubSource, *, folder: Path) -> Rows:
     """Return the rows of a dataset on the Hub, or of a folder in its layout."""
+    check_length(source.name)
     local = folder / Path(source.name).expanduser()
     name = str(local) if local.is_dir() else source.name
     label = Path(source.name).name
@@ -176,6 +189,7 @@ def find_files(path: str, *, folder: Path) -> list[str]:
     """Return the files that match a path or glob, sorted. URLs are opened by fsspec, anything else is local."""
     if "://" in path:
         return find_remote(path)
+    check_length(path)
     full_path = str(folder / Path(path).expanduser())
     if Path(full_path).is_file():
         return [full_path]
@@ -226,14 +240,19 @@ def missing(path: str, error: Exception) -> str:
 
 def missing_file(path: str, full_path: Path) -> str:
     """Return the message for a missing file, with similar names or how to write an environment variable."""
-    variable = re.search(r"\$(\w+)", path)
-    braces = f"; for the environment variable, write ${{{variable[1]}}}" if variable else ""
+    braces = in_braces(path)
     if not full_path.parent.is_dir():
         return f"{path} does not exist: there is no folder {full_path.parent}{braces}"
     near = nearest(full_path.name, sorted(entry.name for entry in full_path.parent.iterdir()))
     return f"{path} does not exist in {shown_folder(full_path.parent)}" + (
         f"; did you mean {' or '.join(near)}?" if near else braces
     )
+
+
+def in_braces(path: str) -> str:
+    """Return how to write the environment variable in a path; "" without one."""
+    variable = re.search(r"\$(\w+)", path)
+    return f"; for the environment variable, write ${{{variable[1]}}}" if variable else ""
 
 
 def shown_folder(folder: Path) -> Path:

@@ -190,6 +190,13 @@ def test_json_files_of_every_common_shape_are_read(text: str, tmp_path: Path) ->
     assert all_of(open_rows("a.json", folder=tmp_path)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 
 
+@pytest.mark.parametrize("length", [2**20 + 1, 2**20 - len('{"a": ""}'), 2**20 - len('{"a": ""}\n')])
+def test_lines_in_a_json_file_may_be_longer_than_a_read(tmp_path: Path, length: int) -> None:
+    (tmp_path / "long.json").write_text(json.dumps({"a": "x" * length}) + '\n{"a": "y"}\n')
+    rows = open_rows("long.json", folder=tmp_path)
+    assert [len(row["a"]) for row in rows.get([0, 1])] == [length, 1]
+
+
 def test_a_json_array_larger_than_a_read_is_read_completely(tmp_path: Path) -> None:
     written = [{"a": "é" * (i * 7 % 3000), "n": i} for i in range(1500)]
     (tmp_path / "a.json").write_text(json.dumps(written, ensure_ascii=False), encoding="utf-8")
@@ -349,6 +356,7 @@ def test_an_environment_variable_without_braces_is_explained(tmp_path: Path) -> 
     assert failure("$DATA/a.csv", tmp_path) == (
         f"$DATA/a.csv does not exist: there is no folder {tmp_path / '$DATA'}{hint}"
     )
+    assert failure("$DATA", tmp_path).endswith(f"with the format as type{hint}")
     assert failure("$DATA.csv", tmp_path) == f"$DATA.csv does not exist in {tmp_path}{hint}"
 
 
@@ -356,6 +364,15 @@ def test_a_missing_file_with_a_dollar_sign_is_reported_with_similar_names(tmp_pa
     (tmp_path / "in_$usd.csv").write_text("a\n1\n")
 
     assert failure("in_$used.csv", tmp_path) == f"in_$used.csv does not exist in {tmp_path}; did you mean in_$usd.csv?"
+
+
+@pytest.mark.parametrize("source", ["long " * 60, "a/" * 2100, {"type": "csv", "path": "long " * 60}])
+def test_a_text_instead_of_a_path_is_reported(tmp_path: Path, source: Any) -> None:
+    text = source if isinstance(source, str) else source["path"]
+    assert failure(source, tmp_path) == (
+        f"{text[:57]}... is too long for a path; to use texts that are in no file, pass a list of rows, such as "
+        '[{"column": "text"}]'
+    )
 
 
 def test_an_unknown_file_extension_is_reported_with_the_known_ones(tmp_path: Path) -> None:
