@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 from partita.lm.architectures import unused_positions
 from partita.lm.base import AnswerContext
 from partita.tokenizers.hub import find_base, loading
+from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.rules.new_models import NO_ROOM, NO_ROTARY_POSITIONS
@@ -32,10 +33,25 @@ def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None
     settings = scaling.model_dump(exclude_none=True, exclude={"type"})
     settings |= {key: list(value) for key, value in settings.items() if isinstance(value, tuple)}
     described.rope_parameters = {**own, **settings, "rope_type": scaling.type}
+    check_factors(described, scaling)
     trained = scaling.original_max_position_embeddings or described.max_position_embeddings
     if scaling.factor is not None and scaling.type != "dynamic":
         described.rope_parameters.setdefault("original_max_position_embeddings", trained)
         described.max_position_embeddings = round(trained * scaling.factor)
+
+
+def check_factors(described: "PretrainedConfig", scaling: RopeScaling) -> None:
+    """Raise ModelError if a list of longrope has not one factor for each frequency of a head."""
+    text = described.get_text_config()
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    frequencies = int(size * described.rope_parameters.get("partial_rotary_factor", 1.0)) // 2
+    for key in ("short_factor", "long_factor"):
+        factors = getattr(scaling, key)
+        if factors is not None and len(factors) != frequencies:
+            raise ModelError(
+                f"model_parameters.rope_scaling.{key} has {counted(len(factors), 'number')}, and a head of the model "
+                f"has {frequencies} frequencies; write one number for each"
+            )
 
 
 def context_length(model: "PreTrainedModel", *, virtual_tokens: int) -> int | None:

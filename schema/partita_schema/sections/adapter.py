@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from partita_schema.base import (
     ConfigModel,
     Fraction,
+    InnerFraction,
     Name,
     NonNegative,
     NonNegativeInt,
@@ -151,9 +152,9 @@ class AdaloraAdapter(LoraBase):
     """Final fine-tuning after pruning ends: a number of optimizer steps, or a fraction of all steps if below 1."""
     delta_t: PositiveInt = 1
     """Optimizer steps between two budget allocations."""
-    beta1: Fraction = 0.85
+    beta1: InnerFraction = 0.85
     """Smoothing factor (EMA) of the sensitivity."""
-    beta2: Fraction = 0.85
+    beta2: InnerFraction = 0.85
     """Smoothing factor (EMA) of the uncertainty."""
     orth_reg_weight: NonNegative = 0.5
     """Coefficient of the orthogonality penalty in the loss."""

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from partita_schema.base import (
+    BelowOne,
     ConfigModel,
     Fraction,
     Name,
@@ -164,9 +165,9 @@ class Generation(ConfigModel):
     """Sample from tokens whose probability is at least min_p times that of the most likely token."""
     typical_p: PositiveFraction | None = None
     """Locally typical sampling: probability mass to keep (Meister et al. 2022)."""
-    epsilon_cutoff: Fraction | None = None
+    epsilon_cutoff: BelowOne | None = None
     """Epsilon sampling: sample from tokens whose probability is at least this (Hewitt et al. 2022)."""
-    eta_cutoff: Fraction | None = None
+    eta_cutoff: BelowOne | None = None
     """Eta sampling: entropy-dependent probability cutoff (Hewitt et al. 2022)."""
     top_h: PositiveFraction | None = None
     """Top-H sampling: limit the entropy of the sampling distribution."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from partita_schema.base import ConfigModel, Name, NonNegativeInt, Number, PositiveInt, rule_error
+from partita_schema.base import ConfigModel, InnerFraction, Name, NonNegativeInt, Number, PositiveInt, rule_error
 
 AnyInt = Annotated[int, Field(strict=True)]
 Bounds = tuple[Number, Number]
@@ -72,7 +72,7 @@ class HyperbandPruner(ConfigModel):
 
     type: Literal["hyperband"]
     """Hyperband."""
-    min_share: Annotated[Number, Field(gt=0, lt=1)] = 0.1
+    min_share: InnerFraction = 0.1
     """Share of its steps that every trial takes."""
     reduction_factor: Annotated[int, Field(strict=True, ge=2)] = 3
     """One of this many trials continues at each decision."""
@@ -90,7 +90,7 @@ class MedianPruner(ConfigModel):
 
     type: Literal["median"]
     """The median rule."""
-    min_share: Annotated[Number, Field(gt=0, lt=1)] = 0.1
+    min_share: InnerFraction = 0.1
     """Share of its steps that every trial takes."""
     startup_trials: PositiveInt = 5
     """Number of finished trials with a value at this share that a decision needs."""

@@ -318,6 +318,17 @@ def test_rope_scaling_without_rotary_positions_is_refused(small, tmp_path: Path)
         small.load(small.config(base_model=str(tmp_path), model_parameters=scaling))
 
 
+@pytest.mark.parametrize("key", ["short_factor", "long_factor"])
+def test_factors_of_longrope_are_those_of_all_frequencies(small, base_folder: Path, key: str) -> None:
+    scaling = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16} | {key: [1.0]}
+    with pytest.raises(ModelError) as caught:
+        small.load(small.config(base_model=str(base_folder), model_parameters={"rope_scaling": scaling}))
+    assert str(caught.value) == (
+        f"model_parameters.rope_scaling.{key} has 1 number, and a head of the model has 16 frequencies; write one "
+        "number for each"
+    )
+
+
 def test_frozen_layers_are_not_trained(small) -> None:
     config = small.config(trainer={"type": "finetune", "layers_to_freeze_regex": r"layers\.0\.|embed"})
     lm = small.load(config)

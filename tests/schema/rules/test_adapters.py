@@ -102,3 +102,10 @@ def test_a_list_of_target_modules_is_not_empty() -> None:
 def test_a_seed_is_one_that_numpy_accepts() -> None:
     assert problems(seed=2**32) == ["seed: write an integer from 0 to 4294967295; got 4294967296"]
     assert problems(seed=2**32 - 1) == []
+
+
+@pytest.mark.parametrize("key", ["beta1", "beta2"])
+@pytest.mark.parametrize("value", [0, 1])
+def test_smoothing_factors_of_adalora_are_those_that_peft_accepts(key: str, value: int) -> None:
+    found = problems(adapter={"type": "adalora", key: value})
+    assert found == [f"adapter.{key}: write a number above 0 and below 1; got {value}"]

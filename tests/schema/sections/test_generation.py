@@ -21,6 +21,12 @@ GREEDY = (
 )
 
 
+@pytest.mark.parametrize("key", ["epsilon_cutoff", "eta_cutoff"])
+def test_a_cutoff_that_transformers_ignores_is_reported(key: str) -> None:
+    wanted = f"generation.{key}: write a number of at least 0 and below 1; got 1"
+    assert last_line_of(FILE | {"generation": {"do_sample": True, key: 1}}) == wanted
+
+
 @pytest.mark.parametrize("key", ["typical_p", "top_h"])
 def test_a_filter_that_keeps_nothing_is_reported(key: str) -> None:
     wanted = f"generation.{key}: write a number above 0 and at most 1; got 0"

@@ -336,7 +336,7 @@ def peft_errors(model: nn.Module, adapter: schema.Adapter) -> Iterator[None]:
         with logged_warnings():
             yield
     except (ValueError, TypeError, RuntimeError, LookupError, AttributeError, AssertionError) as error:
-        text = " ".join(str(error).split())
+        text = " ".join(str(error).split()) or type(error).__name__
         if "not found in the base model" in text or "No modules were targeted" in text:
             key = "target_modules" if not getattr(adapter, "layers_to_transform", None) else "layers_to_transform"
             value = getattr(adapter, key, None)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from partita.lm.adapters.build import peft_errors
 from partita.lm.adapters.inits import best_low_rank, loftq, normal_float, normal_float_levels
 from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import LoraAdapter
@@ -178,6 +179,14 @@ def test_butterfly_factors_that_peft_cannot_compute_are_refused(small, monkeypat
     with pytest.raises(ModelError, match=r"adapter\.boft_n_butterfly_factor: peft computes 2 factors only with a CUDA"):
         small.load(small.config(adapter={"type": "boft", "boft_n_butterfly_factor": 2}))
     small.load(small.config(adapter={"type": "boft"}))
+
+
+def test_an_error_of_peft_without_a_text_is_named(small) -> None:
+    with (
+        pytest.raises(ModelError, match=r"^adapter: lora does not fit this model: AssertionError$"),
+        peft_errors(small.load(small.config()).base, LoraAdapter(type="lora")),
+    ):
+        raise AssertionError
 
 
 def test_values_that_do_not_fit_the_model_are_reported(small) -> None:
