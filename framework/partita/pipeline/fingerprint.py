@@ -14,6 +14,9 @@ from partita_schema.sections.quantization import DynamicInt8Quantization
 
 SECTIONS = ("prompt", "generation", "input_features", "output_features", "defaults", "model_parameters", "quantization")
 """Sections that determine answers, besides the model, the seed and how dialogues are read."""
+LENGTH = "preprocessing.global_max_sequence_length"
+OF_HEAD = ("threshold", "pooling")
+"""Keys of decoders that a head applies before its values are recorded."""
 
 
 def answer_fingerprint(
@@ -32,7 +35,9 @@ def answer_fingerprint(
     constraint = pipeline.generation.constraint_hash
     dialogue = config.data.dialogue
     # Otherwise the key of a row has its prompt, which includes everything else that the dialogue section decides.
-    turns = {"turns": digest(json.dumps(["in_sequence", dialogue.questions]))} if config.answers_in_sequence else {}
+    limits = [getattr(output.decoder, "max_new_tokens", None) for output in config.output_features]
+    turns = ["in_sequence", dialogue.questions, limits] if config.answers_in_sequence else []
+    limit = config.preprocessing.global_max_sequence_length
     return {
         "model": model_fingerprint(pipeline, result=result, folder=folder),
         "dataset": rows.fingerprint,
@@ -40,13 +45,17 @@ def answer_fingerprint(
         "output_features": digest(
             *(output_input(output) for output in config.output_features), *([constraint] if constraint else ())
         ),
-        **turns,
+        **({"turns": digest(json.dumps(turns))} if turns else {}),
+        **({LENGTH: digest(str(limit))} if limit is not None else {}),
     }
 
 
 def output_input(output: OutputFeature) -> str:
-    """Return what of an output decides how its values are written in prompts."""
-    return ":".join(part for part in (output.name, output.type, output.answer_format) if part)
+    """Return what of an output decides how its values are written in prompts, and what a head gives for a row."""
+    parts = [output.name, output.type, output.answer_format]
+    if output.has_head:
+        parts += [f"{key} {value}" for key in OF_HEAD if (value := getattr(output.decoder, key, None)) is not None]
+    return ":".join(part for part in parts if part)
 
 
 def model_fingerprint(pipeline: PredictionPipeline, *, result: Path | None, folder: Path) -> str:
@@ -79,6 +88,7 @@ def section_fingerprints(config: Config) -> dict[str, str]:
     values = config.model_dump(mode="json", include={*SECTIONS, "base_model"})
     if isinstance(values["base_model"], str):
         values["base_model"] = values["base_model"].rstrip("/").rpartition("/")[2]
+    values[LENGTH] = config.preprocessing.global_max_sequence_length
     values["data.dialogue"] = config.data.dialogue.model_dump(mode="json")
     if config.generation.seed is None:
         values["seed"] = config.seed

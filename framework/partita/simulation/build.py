@@ -233,6 +233,8 @@ def settings_of(config: Config, section: Simulation, *, seed: int) -> dict[str, 
     # These do not change the content of a dialogue.
     excluded: Any = {"limits": True, "history": True, "tasks": True, "world": {"isolation"}, "transcripts": True}
     settings = section.model_dump(mode="json", exclude=excluded)
+    limit = config.preprocessing.global_max_sequence_length
+    sections |= {"preprocessing": {"global_max_sequence_length": limit}} if limit is not None else {}
     sections |= {"simulation": settings | {"seed": seed}, "data.dialogue": config.data.dialogue.model_dump(mode="json")}
     read_back: dict[str, Any] = json.loads(json.dumps(sections))  # keys of options may be numbers in YAML
     return read_back

@@ -253,6 +253,14 @@ def test_the_format_of_a_set_is_part_of_the_description_of_the_output() -> None:
     assert output_input(config_of().output_features[0]) == "answer:text"
 
 
+def test_what_a_head_decides_is_part_of_the_description_of_the_output() -> None:
+    labels = {"labels": ["a", "b"]}
+    with_head = {"name": "topics", "type": "set", "head": "linear", "decoder": labels | {"threshold": 0.3}}
+    assert output_input(config_of(with_head).output_features[0]) == "topics:set:json:threshold 0.3"
+    vector = {"name": "vector", "type": "embedding", "decoder": {"pooling": "last"}}
+    assert output_input(config_of(vector).output_features[0]) == "vector:embedding:pooling last"
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_answers_may_be_long_enough_for_all_labels(form: str) -> None:
     config, tokenizer = config_of(topics(form)), byte_tokenizer()
