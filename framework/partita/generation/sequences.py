@@ -45,7 +45,8 @@ class OutputPrompts:
         """Start with the first output of each row."""
         assert job.sequence is not None, "the rows have several outputs"
         self.lm, self.job, self.sequence = lm, job, job.sequence
-        first = job.requests(context_length=lm.context_length)
+        self.first = first = job.requests(context_length=lm.context_length)
+        """Requests for the first outputs."""
         self.room = first.lengths + first.new_tokens
         """Most tokens that a prompt and the answers of its row may have, [rows]."""
         self.turns: dict[int, PartialTurn] = {}
@@ -59,7 +60,6 @@ class OutputPrompts:
             key=self.key,
             constraint_index=self.constraint_index,
         )
-        self.first_key, self.fetch_first = first.key, first.fetch
         rows = np.flatnonzero(first.lengths)
         if len(rows) and not self.starts_with_prefix(self.second_prompt(int(rows[0]))):
             self.requests = replace(self.requests, prefix=())
@@ -83,13 +83,19 @@ class OutputPrompts:
     def key(self, row: int) -> bytes:
         """Return the sampling key of a row's next answer."""
         index = self.constraint_index(row)
-        return self.first_key(row) + (b"\0%d" % index if index else b"")
+        return self.first.key(row) + (b"\0%d" % index if index else b"")
 
     def fetch(self, rows: Sequence[int]) -> list[list[int]]:
         """Return the prompt tokens of rows."""
         first = [row for row in rows if row not in self.turns]
-        prompts = dict(zip(first, self.fetch_first(first), strict=True)) if first else {}
+        prompts = dict(zip(first, self.first.fetch(first), strict=True)) if first else {}
         return [prompts[row] if row in prompts else self.turns[row].ids for row in rows]
+
+    def start_again(self, row: int) -> None:
+        """Start with the first output of a row, also after an attempt that has failed."""
+        self.turns.pop(row, None)
+        self.requests.lengths[row] = self.first.lengths[row]
+        self.requests.new_tokens[row] = min(self.first.new_tokens[row], self.sequence.new_tokens[0])
 
     def take(self, row: int, answer: Generated) -> RowResult | None:
         """Record an answer; return the result of the row if the turn is over, or None if another output follows."""
@@ -207,7 +213,7 @@ class OutputBatches:
         """Return the completion of each row, given the requests of the first outputs. Raise RowError if one fails."""
         settings, answers = self.prompts.job.settings, dict[int, Generated]()
         for row in rows:
-            self.prompts.turns.pop(row, None)  # of an attempt that failed
+            self.prompts.start_again(row)
         asked = rows
         while rows:
             new_tokens = self.prompts.requests.new_tokens

@@ -37,7 +37,7 @@ from partita.generation.requests import (
 from partita.generation.work_queue import WorkQueue, drain
 from partita.lm.base import PADDED, BatchSupport, Generated, GenerationRequest
 from partita_schema.common.text import counted, describe_error
-from partita_schema.errors import OutOfMemory
+from partita_schema.errors import OutOfMemory, RowError
 from partita_trainers.batch_size.device_errors import attempt
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class StaticBatch:
             answers, _ = attempt(lambda: self.answers([index]))
         except Exception as error:
             stop_if_broken(error)
-            return RowResult(row, None, describe_error(error))
+            return RowResult(row, None, str(error) if isinstance(error, RowError) else describe_error(error))
         if answers is not None:
             return RowResult(row, answers[0])
         self.settings.budget.out_of_memory += 1

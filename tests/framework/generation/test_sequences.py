@@ -26,6 +26,7 @@ from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.slots.slots import Slots
 from partita.pipeline.build import Pipeline, assemble_pipeline
+from partita.pipeline.fingerprint import answer_fingerprint
 from partita_schema.config import Config
 from partita_schema.rows import row_schema
 
@@ -265,6 +266,34 @@ def test_a_row_whose_context_is_full_names_the_output_without_room(lm: Any) -> N
     assert list(answers[0]) == ["state", "reply"]
     assert "reply: the prompt has" in answers[2]["error"]
     assert "leaves no room for an answer" in answers[2]["error"]
+
+
+def test_a_row_without_room_changes_no_other_answer_of_its_batch(lm: Any) -> None:
+    free = {"name": "state", "type": "text", "decoder": {"max_new_tokens": 12}}
+    rows = rows_of([*dialogues(2), {"messages": [{"role": "user", "content": "x" * 235}]}])
+    slots, static = (pipeline_of(lm, config_of(free, REPLY, generation={"slots": value})) for value in (True, False))
+
+    answers = answers_of(static, rows)
+
+    assert "reply: the prompt has" in answers[2]["error"]
+    assert answers == answers_of(slots, rows)
+    assert max(len(answers[row]["state"]) for row in (0, 1)) > REPLY["decoder"]["max_new_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "changed"),
+    [
+        ({"preprocessing": {"global_max_sequence_length": 50}}, "preprocessing.global_max_sequence_length"),
+        ({"output_features": [STATE | {"decoder": {"max_new_tokens": 6}}, ACTION, REPLY]}, "turns"),
+    ],
+)
+def test_lengths_are_part_of_the_fingerprint_of_answers(lm: Any, changes: dict[str, Any], changed: str) -> None:
+    rows, outputs = rows_of(dialogues(2)), [STATE | {"decoder": {"max_new_tokens": 40}}, ACTION, REPLY]
+    before, after = (
+        answer_fingerprint(pipeline_of(lm, config_of(**sections)), rows, result=None, folder=Path())
+        for sections in ({"output_features": outputs}, {"output_features": outputs} | changes)
+    )
+    assert {name for name in {*before, *after} if before.get(name) != after.get(name)} == {changed}
 
 
 def test_a_job_continues_with_the_rows_that_are_missing_in_its_journal(lm: Any, tmp_path: Path) -> None:
