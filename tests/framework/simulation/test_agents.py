@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from partita.data.episode import Episode, from_line
 from partita.simulation import run as simulation_run
 from partita.simulation.turns import TurnEncoder
 from partita_schema.common.checksums import KEY as CHECKSUM
+from partita_trainers.file_sums import FILE
 
 from ...json_lines import read_json_lines
 from ...properties import ends
@@ -118,6 +120,23 @@ def test_only_the_user_sees_the_prompt_of_the_user(
         user, agent = prompts[f"task-{number}", "user"], prompts.get((f"task-{number}", "agent"), [])
         assert user == ["\n".join([f"say {number}", *said[:place], ""]) for place in range(0, len(said), 2)]
         assert agent == ["\n".join([*said[:place], ""]) for place in range(1, len(said), 2)]
+
+
+def test_a_model_with_a_chat_template_plays_with_itself_from_a_fixed_message(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "base"
+    shutil.copytree(folder / "base", model)
+    template = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}"
+    settings_of_tokenizer = json.loads((model / "tokenizer_config.json").read_text(encoding="utf8"))
+    settings_of_tokenizer["chat_template"] = template + "{% if add_generation_prompt %}assistant {% endif %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(settings_of_tokenizer), encoding="utf8")
+    (model / FILE).unlink(missing_ok=True)  # its checksums
+    world = {"world": {"type": "self_play", "first": "say {number}"}, "agents": {}, "tasks": {"count": 3}}
+
+    Model(settings(folder, **world) | {"base_model": str(model)}, quiet=True).simulate(tmp_path / "out")
+
+    for line in transcripts(tmp_path / "out"):
+        assert line["status"] == "truncated", line["reason"]
+        assert [message["agent"] for message in line["messages"][:3]] == ["partner", "agent", "partner"]
 
 
 @pytest.mark.long

@@ -205,10 +205,11 @@ class Rendering:
         segments: list[Segment] = []
         done, last = "", 0
         for index, message in enumerate(messages if packed else ()):
-            if not message.get("train"):
+            learned = train_all or message.get("learn", False)
+            # The first message of a dialogue answers none, and templates render no empty dialogue.
+            if not message.get("train") or (index == 0 and not learned):
                 continue
             prompt = self._apply(conversation[:index])
-            learned = train_all or message.get("learn", False)
             whole = self._dialogue(conversation[: index + 1], marks=learned)
             asked = Segment(continued(done, prompt, answer=last), False, joined=bool(done))
             said = conversation[index] if is_structured(message) else message["content"]
