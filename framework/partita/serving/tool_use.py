@@ -130,20 +130,18 @@ def arguments_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def call_grammar(tools: Sequence[Mapping[str, Any]], *, form: CallForm) -> str:
-    """Return the grammar of an answer that is a call of one of these tools."""
-    choices = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                form.key: arguments_schema(tool["function"].get("parameters") or {}),
-            },
-            "required": ["name", form.key],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
+    """Return the grammar of an answer that is a call of one of these tools.
+
+    The arguments of each tool have a rule of their own, because references such as `#/$defs/Place` start at the root of
+    a JSON schema.
+    """
+    rules = ['SPACE: " "', f"call: {' | '.join(f'call{index}' for index in range(len(tools)))}"]
+    for index, tool in enumerate(tools):
+        texts = ('{"name":', f"{quoted(tool['function']['name'])},", f"{quoted(form.key)}:")
+        start = "".join(f"{quoted(text)} SPACE? " for text in texts)
+        rules.append(f'call{index}: {start}arguments{index} "}}"')
+        rules.append(json_rule(f"arguments{index}", arguments_schema(tool["function"].get("parameters") or {})))
     before = [quoted(form.before)] if form.before else []
     after = [quoted(form.after)] if form.after else []
     start = " ".join([*before, "call", *after])
-    return whole_grammar(start, [json_rule("call", {"anyOf": choices})], lead=False)
+    return whole_grammar(start, rules, lead=False)

@@ -6,11 +6,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
 from partita.data.formatting.chat import ChatTemplate
 from partita.serving.openai_chats import AskedTools
-from partita.serving.tool_use import NO_ARGUMENTS, CallForm, ToolCall, arguments_schema, call_form, calls_in, objects_in
+from partita.serving.tool_use import (
+    NO_ARGUMENTS,
+    CallForm,
+    ToolCall,
+    arguments_schema,
+    call_form,
+    call_grammar,
+    calls_in,
+    objects_in,
+)
 from partita_schema.errors import RowError
 
 from ..data.formatting.chat_templates import FAMILIES
@@ -144,3 +154,31 @@ def test_the_form_of_calls_is_that_of_the_chat_template(family: str) -> None:
         return
     with pytest.raises(RowError, match="does not write tool calls as JSON objects; leave tools out"):
         call_form(template, tokenizer)
+
+
+def fits(text: str, grammar: str) -> bool:
+    """Return whether a text is a whole answer by a grammar."""
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(grammar), log_level=0)
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+def test_a_required_call_has_the_arguments_of_its_tool() -> None:
+    place = {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}
+    parameters = {
+        "$defs": {"Place": place},
+        "type": "object",
+        "properties": {"place": {"$ref": "#/$defs/Place"}},
+        "required": ["place"],
+    }
+    tools = [{"function": {"name": "weather", "parameters": parameters}}, {"function": {"name": 'the "time"'}}]
+    grammar = call_grammar(tools, form=QWEN)
+
+    def whole(text: str) -> str:
+        return f"{QWEN.before}{text}{QWEN.after}"
+
+    assert fits(whole(call("weather", place={"town": "Oslo"})), grammar)
+    assert fits(whole('{"name":"weather","arguments":{"place":{"town":"Oslo"}}}'), grammar)
+    assert fits(whole(call('the "time"')), grammar)
+    assert not fits(whole(call("weather")), grammar)
+    assert not fits(whole(call('the "time"', place={"town": "Oslo"})), grammar)
+    assert not fits(whole(call("other")), grammar)
