@@ -95,8 +95,8 @@ def end(number: int, frame: FrameType | None) -> NoReturn:
 def check_has_text_answers(config: "Config") -> None:
     """Raise PartitaError if the model of a configuration does not answer with text."""
     others = {output.type for output in config.output_features} - {"text", "preference"}
-    if others or config.scores_answers:
-        found = "a score" if config.scores_answers else ", ".join(sorted(others))
+    if others or config.scores_answers or config.answers_in_sequence:
+        found = "a score" if config.scores_answers else ", ".join(sorted(others)) or "several texts in sequence"
         raise PartitaError(
             f"partita chat needs a model that answers with text, and the output of this one is {found}; "
             "use partita predict for rows, or partita serve and its route /predict"

@@ -46,6 +46,8 @@ class ChatPrompts:
             return NOT_A_CHAT.format("it has a head")
         if config.scores_answers:
             return NOT_A_CHAT.format("it is a reward model")
+        if config.answers_in_sequence:
+            return NOT_A_CHAT.format("it answers several outputs in sequence")
         if self._pipeline.generation.scores_labels and self._feature is None and not self._has_template:
             return NOT_A_CHAT.format("it chooses among labels")
         if self._feature is None and not self._has_template:

@@ -260,6 +260,23 @@ def test_a_model_that_does_not_answer_with_text_is_refused(
     )
 
 
+def test_a_model_that_answers_outputs_in_sequence_is_refused(chat: Chat, file: Path, tmp_path: Path) -> None:
+    config = {
+        "base_model": yaml.safe_load(file.read_text())["base_model"],
+        "input_features": [{"name": "messages", "type": "dialogue"}],
+        "output_features": [{"name": "state", "type": "text"}, {"name": "reply", "type": "text", "column": "content"}],
+        "data": {"dialogue": {"answers": "in_sequence"}},
+        "trainer": {"type": "none"},
+    }
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(config), encoding="utf8")
+
+    code, out, err = chat("red\n", config=other)
+
+    assert (code, out) == (2, [])
+    assert "the output of this one is several texts in sequence; use partita predict for rows" in err[-1]
+
+
 def test_a_model_without_a_chat_template_is_refused(chat: Chat, file: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(file.parent / "model", model)

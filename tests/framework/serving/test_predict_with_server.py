@@ -160,6 +160,14 @@ def test_several_outputs_of_a_turn_in_sequence(folder: Path) -> None:
     found = assert_same(served, talks, folder)
     assert {row["action"] for row in found} <= {"serve", "close"}
     assert all(row["reply_raw"] for row in found)
+    with running(served) as server:
+        answer = httpx2.post(
+            f"{server.url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "two teas"}]}
+        )
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "the model writes no text to messages: it answers several outputs in sequence; send rows to /predict"
+    )
 
 
 def test_values_that_json_does_not_have(model: Model, folder: Path) -> None:
