@@ -8,6 +8,7 @@ from partita.data.columns import LABEL_NAMES, Column, Kind
 from partita_schema.common.text import counted
 from partita_schema.dump import scalar
 from partita_schema.errors import shortened
+from partita_schema.rules.features import NAMES_IN_USE
 from partita_schema.sections.outputs.text import VERDICTS
 from partita_schema.templates import LEARNED
 
@@ -267,6 +268,9 @@ def inputs_yaml(inputs: Sequence[Column], unused: Sequence[str]) -> str:
 
 def output_yaml(output: Column, *, complete: bool) -> str:
     lines = ["output_features:", f"  - name: {scalar(output.name)}", f"    type: {output.kind}"]
+    if output.name in NAMES_IN_USE:
+        lines[1] = f"  - name: {output.name}_value     # the name {output.name} has another meaning in results"
+        lines.append(f"    column: {output.name}")
     if output.kind == "set" and output.separator not in (None, ","):
         lines.append(f"    preprocessing: {{separator: {scalar(output.separator)}}}")
     elif output.kind == "set" and output.missing:

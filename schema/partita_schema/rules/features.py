@@ -10,6 +10,8 @@ RESULT_COLUMNS = ("key", "status", "error", "finish_reason", "tokens", "logprob"
 """Columns of predictions that describe a row and its answer."""
 METRICS_OF_MODEL = "model"
 """Name of the metrics of all outputs together, such as the loss."""
+NAMES_IN_USE = (*RESULT_COLUMNS, METRICS_OF_MODEL)
+"""Names that an output cannot have."""
 VALUE_COLUMNS = ("_raw", "_probability", "_probabilities", "_spans", "_score", "_rejected_score")
 """Endings of further columns that an output may have in predictions."""
 NO_DIALOGUE = "no input is a dialogue; add {name: messages, type: dialogue} to input_features, or remove it"

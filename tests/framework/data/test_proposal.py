@@ -398,6 +398,17 @@ def test_a_file_that_does_not_exist_is_reported(tmp_path: Path, monkeypatch: pyt
         assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize("column", ["status", "error", "model"])
+def test_a_name_that_results_use_is_the_column_only(column: str, tmp_path: Path) -> None:
+    rows = [{"message": f"text {number}", column: ("open", "closed")[number % 2]} for number in range(8)]
+    path = rows_file(tmp_path, rows)
+    [output] = config_of(path)[1].output_features
+    assert (output.name, output.source_column, output.type) == (f"{column}_value", column, "category")
+    proposal = propose(path, task=None)
+    assert proposal is not None
+    assert f"# the name {column} has another meaning in results" in proposal.features
+
+
 @pytest.mark.parametrize(("count", "rows"), [(3, "all rows"), (FIRST_ROWS + 1, "the first 2,000 rows")])
 def test_an_output_with_one_value_gives_a_warning(count: int, rows: str, tmp_path: Path) -> None:
     same = [{"text": f"text {number}", "label": "x" * 200} for number in range(count)]
