@@ -216,8 +216,15 @@ def test_a_problem_is_one_line_with_file_line_column_and_path(tmp_path: Path) ->
         (
             "adapter: {type: adalora, init_r: 4}\ntrainer: {type: finetune}",
             (
-                "4:34: adapter.init_r: init_r 4 is below target_r 8; adalora only "
-                "shrinks ranks, write init_r of at least 8"
+                "4:34: adapter.init_r: init_r 4 is not above target_r 8; adalora only "
+                "shrinks ranks, write init_r of at least 9"
+            ),
+        ),
+        (
+            "adapter: {type: adalora, target_r: 12}\ntrainer: {type: finetune}",
+            (
+                "4:36: adapter.target_r: init_r 12 is not above target_r 12; adalora only "
+                "shrinks ranks, write init_r of at least 13"
             ),
         ),
         (

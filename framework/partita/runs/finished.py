@@ -65,9 +65,7 @@ def check_overrides(folder: Path, recorded: Config, wanted: Config) -> None:
         )
         raise ConfigError([Problem("trust_remote_code", message)])
     if wanted.defaults != recorded.defaults:
-        message = (
-            "has no effect on a run, whose inputs have their own values; set input_features.0.preprocessing.KEY"
-        )
+        message = "has no effect on a run, whose inputs have their own values; set input_features.0.preprocessing.KEY"
         raise ConfigError([Problem("defaults", message)])
     weights = trained_weights(folder)
     if weights is not None:

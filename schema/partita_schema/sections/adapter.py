@@ -145,7 +145,7 @@ class AdaloraAdapter(LoraBase):
     target_r: PositiveInt = 8
     """Average rank at the end of training."""
     init_r: PositiveInt = 12
-    """Rank at the start of training; at least target_r."""
+    """Rank at the start of training; above target_r."""
     tinit: NonNegative = 0
     """Warm-up before pruning starts: a number of optimizer steps, or a fraction of all steps if below 1."""
     tfinal: NonNegative = 0
@@ -161,10 +161,10 @@ class AdaloraAdapter(LoraBase):
 
     @model_validator(mode="after")
     def rank_shrinks(self) -> "AdaloraAdapter":
-        if self.init_r < self.target_r:
+        if self.init_r <= self.target_r:
             raise rule_error(
-                f"init_r {self.init_r} is below target_r {self.target_r}; adalora only shrinks ranks, "
-                f"write init_r of at least {self.target_r}",
+                f"init_r {self.init_r} is not above target_r {self.target_r}; adalora only shrinks ranks, "
+                f"write init_r of at least {self.target_r + 1}",
                 at="init_r" if is_set(self, "init_r") else "target_r",
             )
         return self

@@ -40,8 +40,11 @@ def mistake_in(grammar: str) -> str | None:
     compiled = LLMatcher.grammar_from_lark(grammar)
     wrong, messages = LLMatcher.validate_grammar_with_warnings(compiled)
     if wrong:
-        # The first line has the position in the grammar and then the error; the other lines show the grammar.
-        return str(messages[0].partition("\n")[0].rpartition("JSON schema: ")[2])
+        # The first line has the position in the grammar and then the error; the other lines show the grammar. Of a
+        # regular expression, the last line with `error: ` has the reason.
+        reason = str(messages[0].partition("\n")[0].rpartition("JSON schema: ")[2])
+        details = [line for line in messages[0].splitlines() if line.startswith("error: ")]
+        return f"{reason} {details[-1].removeprefix('error: ')}" if reason.endswith(":") and details else reason
     # White space before an answer fits even if no answer does.
     without_lead = LLMatcher.grammar_from_lark(grammar.replace(f"{START} LEAD? ", f"{START} ", 1))
     matcher = LLMatcher(LLTokenizer("byte"), without_lead, log_level=0)
