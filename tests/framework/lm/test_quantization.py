@@ -14,6 +14,7 @@ from partita.lm.base import GenerationOptions
 from partita.lm.precision import plain_weight, quantized_layers
 from partita_schema.errors import ModelError
 from partita_schema.sections.quantization import BitsandbytesQuantization
+from partita_trainers.bitsandbytes_import import import_bitsandbytes
 
 from ...properties import ends
 
@@ -23,6 +24,7 @@ ADAPTER = {"type": "lora", "r": 4, "init": "gaussian"}
 
 def packs_here() -> bool:
     """Return whether bitsandbytes repacks 4-bit weights on this machine."""
+    import_bitsandbytes()  # without the compiler, whose import takes seconds
     from bitsandbytes.functional import has_avx512bf16
 
     return bool(has_avx512bf16())
