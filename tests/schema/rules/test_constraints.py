@@ -75,6 +75,7 @@ def test_a_schema_that_no_text_fits_is_refused() -> None:
         {"type": "object", "if": {}, "then": {"required": ["a"]}},
         {"type": "string", "format": "no-such-format"},
         {"type": "string", "pattern": "^(?=a)[ab]+$"},
+        {"type": "integer", "minimum": 10**20},
     ],
     ids=lambda schema: str(list(schema)[1]),
 )

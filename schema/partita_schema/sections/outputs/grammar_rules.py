@@ -14,6 +14,9 @@ SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator
 
 NO_FORCING = '%llguidance {"no_forcing": true}'
 """Make the model choose forced text token by token too, because tokenizers differ in how they split it."""
+LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+JSON = "%json "
+"""What stands before a JSON Schema in a rule."""
 START = "start:"
 """Beginning of the first rule of a grammar."""
 LEAD = r"[ \n]{1,2}"
@@ -37,6 +40,10 @@ def mistake_in(grammar: str) -> str | None:
     """Return why answers cannot follow a grammar, or None if they can."""
     from llguidance import LLMatcher, LLTokenizer
 
+    for line in grammar.splitlines():
+        _, is_schema, text = line.partition(JSON)
+        if is_schema and (limit := limit_outside(json.loads(text))):
+            return limit
     compiled = LLMatcher.grammar_from_lark(grammar)
     wrong, messages = LLMatcher.validate_grammar_with_warnings(compiled)
     if wrong:
@@ -52,9 +59,22 @@ def mistake_in(grammar: str) -> str | None:
     return "no text fits it" if matcher.is_error() else None
 
 
+def limit_outside(schema: object) -> str | None:
+    """Return a limit in a JSON Schema that is no 64-bit integer, which llguidance would replace; None without one."""
+    if isinstance(schema, list):
+        return next(filter(None, map(limit_outside, schema)), None)
+    if not isinstance(schema, dict):
+        return None
+    for key in LIMITS:
+        value = schema.get(key)
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return f"{key} {value} is no 64-bit integer"
+    return next(filter(None, map(limit_outside, schema.values())), None)
+
+
 def json_rule(rule: str, schema: Mapping[str, Any]) -> str:
     """Return the rule of a JSON value that satisfies a JSON Schema."""
-    return f"{rule}: %json {json.dumps({**schema, 'x-guidance': SPACING}, ensure_ascii=False)}"
+    return f"{rule}: {JSON}{json.dumps({**schema, 'x-guidance': SPACING}, ensure_ascii=False)}"
 
 
 def quoted(text: str) -> str:
