@@ -44,7 +44,7 @@ def check_factors(described: "PretrainedConfig", scaling: RopeScaling) -> None:
     """Raise ModelError if a list of longrope has not one factor for each frequency of a head."""
     text = described.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    frequencies = int(size * described.rope_parameters.get("partial_rotary_factor", 1.0)) // 2
+    frequencies = int(size * (described.rope_parameters.get("partial_rotary_factor") or 1.0)) // 2
     for key in ("short_factor", "long_factor"):
         factors = getattr(scaling, key)
         if factors is not None and len(factors) != frequencies:

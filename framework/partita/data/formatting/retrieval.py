@@ -174,11 +174,11 @@ class SemanticRetriever:
         ]
 
     def _nearest(self, likeness_N: np.ndarray, row: Row, key: str) -> list[Row]:
-        order = self._indices[np.argsort(-likeness_N, kind="stable")].tolist()  # of equal rows the earlier one
+        order_N = np.argsort(-likeness_N, kind="stable")  # of equal rows the earlier one first
         examples: list[Row] = []
         place, more = 0, self._k + 1  # the row itself may be among them
-        while len(examples) < self._k and place < len(order):
-            examples += self._pool.examples(order[place : place + more], row, key)
+        while len(examples) < self._k and place < len(order_N):
+            examples += self._pool.examples(self._indices[order_N[place : place + more]].tolist(), row, key)
             place += more
         return examples[: self._k][::-1]
 
