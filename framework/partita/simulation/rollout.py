@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 THREADS = 8
 """Maximum number of worlds that run at the same time."""
+CLOSE_SECONDS = 5.0
+"""How long the end of a rollout waits for worlds of dialogues that were active."""
 POLL_SECONDS = 0.05
 """Interval at which deadlines are checked while no event arrives, in seconds."""
 
@@ -124,6 +126,24 @@ class Rollout:
         finally:
             for _ in threads:
                 self.pending_worlds.put(None)
+            self.close_active(threads)
+
+    def close_active(self, threads: Sequence[threading.Thread]) -> None:
+        """Close the worlds of episodes that a stop or an error has left active, at most for `CLOSE_SECONDS`.
+
+        At the exit of the process, where garbage collection would close them, no thread can start.
+
+        Args:
+            threads: The threads of world steps.
+        """
+        end = time.monotonic() + CLOSE_SECONDS
+        active = list(self.active.values())
+        for one in active:
+            one.is_over = True
+        for thread in threads if active else ():
+            thread.join(max(0.0, end - time.monotonic()))
+        for thread in [self.close(one) for one in active]:
+            thread.join(max(0.0, end - time.monotonic()))
 
     @property
     def has_episodes(self) -> bool:
@@ -200,6 +220,8 @@ class Rollout:
     def run_worlds(self) -> None:
         """Advance queued worlds, one at a time, each to the next turn of an agent; the body of a thread."""
         while (active := self.pending_worlds.get()) is not None:
+            if active.is_over:
+                continue  # the rollout has stopped
             active.step_started = time.monotonic()  # here and not in `begin`: time in the queue does not count
             try:
                 request = next(active.play, None)
@@ -265,8 +287,8 @@ class Rollout:
         if end and active.step_started is None:
             self.close(active)
 
-    def close(self, active: ActiveEpisode) -> None:
-        """Close the world's generator in a thread, so that it releases its resources."""
+    def close(self, active: ActiveEpisode) -> threading.Thread:
+        """Close the world's generator in a thread, which is returned, so that it releases its resources."""
 
         def close() -> None:
             try:
@@ -274,7 +296,9 @@ class Rollout:
             except BaseException as error:
                 logger.debug("dialogue %s: %s at its end", active.episode.key, error)
 
-        threading.Thread(target=close, daemon=True).start()
+        thread = threading.Thread(target=close, daemon=True)
+        thread.start()
+        return thread
 
 
 def snapshot(episode: Episode) -> Episode:

@@ -6,6 +6,7 @@ is in the episode. Environments are closed in the background, so that closing ca
 
 import copy
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -44,7 +45,9 @@ class BackgroundCloser:
         self.lock = threading.RLock()  # reentrant: garbage collection may close a world at any point
 
     def begin(self, close: Callable[[], None]) -> None:
-        """Run `close` in a new thread."""
+        """Run `close` in a new thread; not at the exit of the process, when no thread starts."""
+        if sys.is_finalizing():
+            return
 
         def close_and_log() -> None:
             try:

@@ -1,11 +1,19 @@
 """Tests of closing environments in the background while dialogues continue."""
 
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
-from partita.simulation.worlds import BackgroundCloser
+from partita.data.episode import Episode
+from partita.simulation.agents import TurnContext
+from partita.simulation.rollout import Rollout
+from partita.simulation.worlds import BackgroundCloser, Play, RequestTurn
+from partita_schema.sections.simulation import Limits
 
 
 def test_the_end_waits_for_environments_that_are_closing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +44,55 @@ def test_a_world_that_is_collected_while_another_starts_closing_does_not_deadloc
     closing.end(5.0)
 
     assert closed.is_set()
+
+
+EXIT = """
+from partita.data.episode import Episode
+from partita.simulation.worlds import BackgroundCloser, EnvironmentWorld
+
+class Echo:
+    def reset(self, *, seed, task):
+        return "hi", {}
+
+world = EnvironmentWorld(Echo, max_turns=2, closer=BackgroundCloser())
+play = world.run(Episode("a", "a", {}, 1))
+next(play)
+cycle = [play]
+cycle.append(cycle)
+print("end")
+"""
+
+
+def test_a_world_that_is_collected_at_the_exit_does_not_stop_it() -> None:
+    done = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("end\n", "")
+
+
+class Waits:
+    """A world that requests turns forever, and records that it was closed."""
+
+    closed: ClassVar[list[str]] = []
+
+    def run(self, episode: Episode) -> Play:
+        try:
+            while True:
+                yield RequestTurn("guest")
+        finally:
+            self.closed.append(episode.key)
+
+
+class Agrees:
+    def act(self, contexts: Sequence[TurnContext]) -> list[str | None]:
+        return ["yes"] * len(contexts)
+
+
+def test_worlds_of_active_episodes_are_closed_when_a_rollout_stops() -> None:
+    stops = threading.Event()
+    rollout = Rollout(Waits(), {"guest": Agrees}, concurrency=3, seed=1, limits=Limits(), stopping=stops.is_set)
+    threading.Timer(0.5, stops.set).start()
+
+    assert list(rollout.run(iter([Episode(key, key, {}, 1) for key in "abcd"]))) == []
+    assert sorted(Waits.closed) == ["a", "b", "c"]
 
 
 def test_an_environment_that_does_not_close_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
