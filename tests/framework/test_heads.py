@@ -1,6 +1,7 @@
 """Tests of runs whose output a head predicts: answers and files are those of transformers."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertConfig
+from transformers import BertConfig, BertModel
 
 from partita import Model
 from partita.data import DataLoader
@@ -341,6 +342,34 @@ def test_training_replaces_a_head_for_other_labels(place: Path) -> None:
 
 
 # Errors
+
+
+def test_a_continued_adapter_keeps_the_labels_of_its_head(place: Path) -> None:
+    write_classifier(place / "classifier", "bert")
+    base = BertModel.from_pretrained(place / "classifier")
+    base.save_pretrained(place / "base")
+    for path in (place / "classifier").glob("tokenizer*"):
+        shutil.copy(path, place / "base")
+
+    def config(labels: Sequence[str] | None, **adapter: str) -> dict[str, Any]:
+        decoder = {"decoder": {"labels": list(labels)}} if labels else {}
+        own = settings() | {"base_model": str(place / "base"), "adapter": {"type": "lora", **adapter}}
+        return own | {"output_features": [own["output_features"][0] | {"decoder": {}} | decoder]}
+
+    order = LABELS[::-1]
+    trained = train(config(order), place / "run", max_steps=2)
+    expected = [row["label_probabilities"] for row in trained.predict(make_rows(5))]
+    weights = str(place / "run" / "model")
+    for labels in (None, order, LABELS):
+        same = Model(config(labels, pretrained_adapter_weights=weights) | {"trainer": {"type": "none"}}, quiet=True)
+        assert [row["label_probabilities"] for row in same.predict(make_rows(5))] == expected
+    other = config(["x", "y", "z"], pretrained_adapter_weights=weights) | {"trainer": {"type": "none"}}
+    with pytest.raises(ModelError) as caught:
+        Model(other, quiet=True).predict(make_rows(5))
+    assert str(caught.value) == (
+        f"adapter.pretrained_adapter_weights: {weights} has a head for {', '.join(order)}, and the labels are x, y, z; "
+        "write those of the adapter in decoder.labels, or train a new one"
+    )
 
 
 def test_an_encoder_writes_no_text(tmp_path: Path) -> None:

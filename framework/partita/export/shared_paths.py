@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def without_local_paths(folder: Path) -> None:
     if recorded is not None:
         is_in_cache = IN_CACHE.search(path) is not None  # its Hub id replaces the folder
         name = replaced(recorded.base_model, shared_name, at=("base_model",))
-        RecordedBase(name, None if is_in_cache else recorded.weights).write(folder)
+        replace(recorded, base_model=name, weights=None if is_in_cache else recorded.weights).write(folder)
     if sums is not None:
         (folder / SUMS).unlink()
         write_sums(folder, files=[folder / name for name in sums])

@@ -57,7 +57,8 @@ def export(lm: LoadedModel, folder: Path) -> None:
 def record_base(lm: LoadedModel, folder: Path) -> None:
     """Record the base model of an adapter next to it."""
     local = local_folder(lm.source)
-    RecordedBase(str(lm.config.base_model), None if local is None else weights_hash(local)).write(folder)
+    labels = lm.head.labels or None if lm.head is not None else None
+    RecordedBase(str(lm.config.base_model), None if local is None else weights_hash(local), labels).write(folder)
 
 
 def refuse_int8(lm: LoadedModel) -> None:

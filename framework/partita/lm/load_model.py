@@ -15,7 +15,7 @@ from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.freezing import freeze, recompute_activations
 from partita.lm.generation import quiet_settings
 from partita.lm.head_model import HeadModel
-from partita.lm.heads.base import Head
+from partita.lm.heads.base import Head, labels_of_outputs, lists_labels, other_labels
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.kinds import ModelKind, model_kind
 from partita.lm.loading import BaseLoader
@@ -23,7 +23,7 @@ from partita.lm.number_formats import quantize_faster_layers
 from partita.lm.precision import choose_kernels
 from partita.lm.reward_model import RewardModel
 from partita.tokenizers.hub import quiet_libraries
-from partita.tokenizers.saved_adapters import find_sources
+from partita.tokenizers.saved_adapters import RecordedBase, find_sources
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import Adapter
@@ -67,6 +67,8 @@ def load_model(
     quiet_libraries()
     device = find_device(config.model_parameters)
     source, adapter_source, plain = find_sources(config, folder=folder, saved=saved)
+    if head is not None and adapter_source is not None and saved is None:
+        head = head_of_adapter(head, adapter_source, listed=lists_labels(config))
     loader = BaseLoader(config, source=source, tokenizer=tokenizer, device=device, plain=plain, head=head)
     base = loader.load()
     if head is not None:
@@ -87,6 +89,29 @@ def load_model(
         trainable=trainable,
         head=head,
     )
+
+
+def head_of_adapter(head: Head, source: str, *, listed: bool) -> Head:
+    """Return the head with its labels in the order of a saved adapter, which holds the weights of its head.
+
+    Args:
+        head: The head, with the labels of the file or of the data.
+        source: Folder or Hub id of the adapter.
+        listed: Whether the file lists the labels.
+
+    Raises:
+        ModelError: The head of the adapter is for other labels.
+    """
+    recorded = None if head.is_bare else RecordedBase.read(Path(source))
+    if recorded is None or recorded.labels is None:
+        return head
+    labels = labels_of_outputs(head, recorded.labels, listed=listed)
+    if labels is None:
+        raise ModelError(
+            f"adapter.pretrained_adapter_weights: {other_labels(head, recorded.labels, source=source)}; write those of "
+            "the adapter in decoder.labels, or train a new one"
+        )
+    return head.with_labels(labels)
 
 
 def prepare_module(

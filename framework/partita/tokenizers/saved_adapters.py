@@ -1,7 +1,8 @@
 """Where the weights of a model are: its base model, and a saved adapter with what it was trained on.
 
 A saved adapter does not contain its base model. `partita-base.json` next to it records the base model's name and, if it
-was a folder, a hash of its weights, so that a missing or another base model is noticed.
+was a folder, a hash of its weights, so that a missing or another base model is noticed; and the labels of its head, in
+the order of its outputs.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from partita.tokenizers.hub import BASE, WEIGHTS, check_intact, find_adapter, find_base, loading
 from partita_schema.common.checksums import parse_json
@@ -32,6 +34,8 @@ class RecordedBase:
     """Its name, as the configuration has it."""
     weights: str | None
     """Hash of its weights; None for a model of the Hub."""
+    labels: tuple[str, ...] | None = None
+    """Labels of the outputs of the adapter's head; None if it has no head with labels."""
 
     @classmethod
     def read(cls, saved: Path) -> "RecordedBase | None":
@@ -40,11 +44,14 @@ class RecordedBase:
             return None
         with loading(str(saved), part=FILE, key="adapter"):
             content = parse_json((saved / FILE).read_bytes())
-            return cls(str(content["base_model"]), content["weights"])
+            labels = content.get("labels")
+            return cls(str(content["base_model"]), content["weights"], None if labels is None else tuple(labels))
 
     def write(self, saved: Path) -> None:
         """Write the record next to a saved adapter."""
-        content = {"base_model": self.base_model, "weights": self.weights}
+        content: dict[str, Any] = {"base_model": self.base_model, "weights": self.weights}
+        if self.labels is not None:
+            content["labels"] = list(self.labels)
         write_atomically(saved / FILE, json.dumps(content, indent=2) + "\n")
 
 
