@@ -39,7 +39,14 @@ class AdaloraBudget:
         """Prune ranks of low importance. Call it before gradients are cleared."""
         if not self.planned:
             raise AssertionError("prepare_training(total_steps) comes before the first step")
+        # peft multiplies each factor by its gradient. A layer that is frozen, or does not affect the loss, has none.
+        factors = [factor for name, factor in self.adapted.named_parameters() if ".lora_" in name]
+        unused = [factor for factor in factors if factor.grad is None]
+        for factor in unused:
+            factor.grad = torch.zeros_like(factor)
         self.adapted.base_model.update_and_allocate(step)
+        for factor in unused:
+            factor.grad = None
 
     def penalty(self) -> torch.Tensor:
         """Return the weighted orthogonality penalty: mean Frobenius norm of P P' - I (equation 4)."""

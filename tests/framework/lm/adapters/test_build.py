@@ -352,6 +352,20 @@ def test_adalora_prunes_to_its_budget_and_penalises_matrices_that_are_not_orthog
     assert alive <= kept
 
 
+def test_layers_without_gradients_lose_their_ranks_first(small) -> None:
+    adapter = {"type": "adalora", "init_r": 4, "target_r": 2}
+    trainer = {"type": "finetune", "layers_to_freeze_regex": r"layers\.0\."}
+    lm = small.load(small.config(adapter=adapter, trainer=trainer))
+    lm.prepare_training(8)
+    small.take_steps(lm, steps=8)
+    kept: dict[str, int] = {}
+    for name, ranks in lm.adapted.active_peft_config.rank_pattern.items():
+        layer = "first" if ".layers.0." in name else "second"
+        kept[layer] = kept.get(layer, 0) + sum(ranks)
+    assert kept["first"] < kept["second"]
+    assert all(factor.grad is None for name, factor in lm.module.named_parameters() if ".layers.0." in name)
+
+
 def test_alpha_of_adalora_defaults_to_twice_its_initial_rank(small) -> None:
     ranks = {"type": "adalora", "init_r": 6, "target_r": 2}
     for adapter, alpha in ((ranks, 12), ({**ranks, "alpha": 5}, 5)):
