@@ -58,6 +58,20 @@ def test_files_of_ludwig_train(base: Path, kind: str, tmp_path: Path) -> None:
     assert "rewards/margins" in result.metrics["validation"]
 
 
+@pytest.mark.parametrize("kind", ["preference", "kto"])
+def test_the_range_test_reads_rows_beyond_a_short_training(base: Path, kind: str, tmp_path: Path) -> None:
+    pair = {"name": "answer", "type": "preference"}
+    output = {"name": "chosen", "type": "text", "label": "label"} if kind == "kto" else pair
+    config = {
+        "base_model": str(base),
+        "input_features": [{"name": "prompt", "type": "text"}],
+        "output_features": [output],
+        "data": {"split": {"type": "random", "probabilities": [1.0, 0.0, 0.0]}},
+        "trainer": {"type": kind, "max_steps": 1, "batch_size": 2, "learning_rate": "auto"},
+    }
+    assert Model(config, quiet=True).train(PAIRS, run=tmp_path / "run").steps == 1
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("references", ["before", "in_step"])
 def test_quantized_weights_train_on_pairs(base: Path, bits: int, references: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.trainer import final_splits
 from partita_trainers.base import Batch, IndexedBatches
 from partita_trainers.batch_size.device_errors import attempt
+from partita_trainers.learning_rate_search import STEPS
 from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import ObjectiveContext
 from partita_trainers.process_group import synchronized_errors
@@ -96,7 +97,7 @@ def compute_before(run: "FinetuneRun", references: References) -> None:
     known = group.run_on_rank_zero(lambda: read_references(path, answers=references.answers), "the references")
     references.log_probs = dict(known.log_probs)
     steps, evaluated = known.steps, evaluated_splits(run)
-    has_steps = steps is None or steps >= run.schedule.total
+    has_steps = steps is None or steps >= steps_to_read(run)
     if has_steps and known.splits.issuperset(evaluated):
         return
     started, rows_known = time.perf_counter(), len(references.log_probs)
@@ -122,13 +123,18 @@ def evaluated_splits(run: "FinetuneRun") -> list[str]:
     return [split for split in wanted if split in run.context.splits]
 
 
+def steps_to_read(run: "FinetuneRun") -> int:
+    """Return of how many steps the rows are read: those of training, or of the range test before it."""
+    return max(run.schedule.total, STEPS if run.config.learning_rate == "auto" else 0)
+
+
 def compute_training_rows(run: "FinetuneRun", references: References) -> int | None:
     """Compute the unknown references of all rows that training will read, on the rank that reads each first.
 
     Returns:
         The number of steps whose rows are known then; None if all rows are.
     """
-    context, total, batches = run.engine.context, run.schedule.total, cast(IndexedBatches, run.batches)
+    context, total, batches = run.engine.context, steps_to_read(run), cast(IndexedBatches, run.batches)
     first_epoch = min(total, run.batches.steps_per_epoch or total)
     # Another splitter than that of the steps: a resumed run, which reads the file, splits steps in the same way.
     keys, splitter = set[str](), MicroBatchSplitter()
