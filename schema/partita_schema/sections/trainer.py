@@ -175,7 +175,7 @@ class FinetuneTrainer(TrainerBase):
     @model_validator(mode="after")
     def schedule_free_optimizers_keep_their_rate(self) -> "FinetuneTrainer":
         scheduler = self.learning_rate_scheduler
-        if self.optimizer.type == "schedule_free_adamw" and not is_set(scheduler, "decay"):
+        if self.optimizer.type == "schedule_free_adamw" and "decay" not in scheduler.model_fields_set:
             if scheduler.min_ratio is not None:
                 message = "min_ratio has no effect with schedule_free_adamw unless decay is set; remove it"
                 raise rule_error(message, at="learning_rate_scheduler.min_ratio")

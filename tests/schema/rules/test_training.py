@@ -228,6 +228,7 @@ def test_schedule_free_adamw_keeps_its_rate_unless_decay_is_set() -> None:
         return section.learning_rate_scheduler.decay
 
     assert (decay(), decay(warmup_steps=3), decay(decay="linear")) == ("constant", "constant", "linear")
+    assert decay(decay="cosine") == "cosine"
     [problem] = problems(optimizer={"type": "schedule_free_adamw"}, learning_rate_scheduler={"min_ratio": 0.1})
     assert problem == (
         "trainer.learning_rate_scheduler.min_ratio: min_ratio has no effect with schedule_free_adamw unless decay is "
