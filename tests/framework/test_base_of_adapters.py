@@ -151,3 +151,17 @@ def test_a_pushed_adapter_uses_the_base_model_that_is_named_not_another_folder_o
     assert "has other weights" not in caplog.text
     assert answers(place / "dry", rows) != wanted
     assert "base has other weights than the base model that the adapter in" in caplog.text
+
+
+def test_an_adapter_is_not_trained_further_on_other_weights(place: Path) -> None:
+    shutil.rmtree(place / "base")
+    shutil.copytree(place / "other", place / "base")
+    recorded = (place / "run" / "model" / "partita-base.json").read_bytes()
+    with pytest.raises(ResumeError) as caught:
+        Model(place / "lora.yaml", overrides=["trainer.max_steps=3"], quiet=True).train(run=place / "run")
+    assert str(caught.value) == (
+        f"the weights in base have changed since the run in {place / 'run'} began, and its checkpoints hold an adapter "
+        "for the earlier ones; restore them, or give this run another folder with --run"
+    )
+    assert json.loads((place / "run" / "manifest.json").read_bytes())["status"] == "done"
+    assert (place / "run" / "model" / "partita-base.json").read_bytes() == recorded

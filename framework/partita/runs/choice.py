@@ -1,7 +1,7 @@
 """Choice of a run directory among NAME, NAME-2, ...: the one to continue, the finished one to use, or a free name."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,9 @@ from partita.runs.manifest import read_manifest, runs_within
 from partita.runs.origin import data_options
 from partita.runs.settings import LOCATION_KEYS, USE_KEYS, changeable, differences, result_keys
 from partita_schema.config import Config
+
+MAX_SHOWN = 5
+"""How many changed keys a message lists."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,26 @@ def unfinished_sibling(
         command = shlex.join(words) if file is not None else f'train(run="{folder}")'
         note = f"the unfinished run in {folder} is not continued; to continue it: {command}"
         if changed:
-            keys = "; ".join(changed[:5])
+            keys = shortened_list(changed)
             note = (
                 f"the unfinished run in {folder} is not continued, because other keys changed: {keys}; to continue it, "
                 f"undo that: {command}"
             )
     return note
+
+
+def shortened_list(changed: Sequence[str]) -> str:
+    """Return the first changed keys, with those that are most likely the cause: `type` of a section first.
+
+    Of a section that is new or gone, only its type is listed, not its defaults.
+    """
+    types = [one for one in changed if ".type: " in one]
+    sections = tuple(
+        f"{one.partition('.type: ')[0]}." for one in types if ": null -> " in one or one.endswith("-> null")
+    )
+    kept = types + [one for one in changed if one not in types and not one.startswith(sections)]
+    more = f"; and {len(kept) - MAX_SHOWN} more" if len(kept) > MAX_SHOWN else ""
+    return "; ".join(kept[:MAX_SHOWN]) + more
 
 
 def find_finished(name: str, *, config: Config, origin: Path, base: Path) -> tuple[Path | None, list[str]]:

@@ -237,6 +237,7 @@ def check_not_shorter(run: RunDirectory, settings: Mapping[str, Any]) -> None:
     the file limits those of one, so that they are not compared.
     """
     if "rounds" in run.manifest:
+        check_rounds(run, settings)
         return
     before, now_asked = run.manifest["config"]["trainer"], settings["trainer"]
     steps, max_steps = run.manifest.get("steps"), now_asked.get("max_steps")
@@ -250,6 +251,21 @@ def check_not_shorter(run: RunDirectory, settings: Mapping[str, Any]) -> None:
             change = f"has trained {epochs:g} epochs, and trainer.epochs is {asked:g}"
     if change is not None:
         raise ResumeError(f"the run in {run.folder} {change}; raise it, or give this run another folder with --run")
+
+
+def check_rounds(run: RunDirectory, settings: Mapping[str, Any]) -> None:
+    """Raise ResumeError if the file asks for fewer rounds of self-training, or for more training before them."""
+    plan = (settings.get("simulation") or {}).get("self_training") or {}
+    rounds, asked = len(run.manifest["rounds"]), plan.get("rounds")
+    change = None
+    if asked is not None and asked < rounds:
+        change = f"has {rounds} rounds of self-training, and simulation.self_training.rounds is {asked}; raise it"
+    for key in ("epochs", "max_steps"):
+        before, now_asked = (one["trainer"].get(key) for one in (run.manifest["config"], settings))
+        if before != now_asked:
+            change = f"has trained rounds after trainer.{key}: {before}, which cannot change to {now_asked}; undo that"
+    if change is not None:
+        raise ResumeError(f"the run in {run.folder} {change}, or give this run another folder with --run")
 
 
 def check_free(folder: Path) -> None:

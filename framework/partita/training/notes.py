@@ -25,7 +25,7 @@ from partita_schema.base import is_set
 from partita_schema.cells import shown
 from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.errors import ConfigError, Problem
+from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import ProcessGroup
@@ -134,10 +134,21 @@ def note_origin(directory: RunDirectory, pipeline: LocalPipeline) -> None:
 
 
 def note_weights(directory: RunDirectory, pipeline: LocalPipeline) -> None:
-    """Record a hash of the weights in the folders that the run starts from; a resumed run keeps that of its start."""
+    """Record a hash of the weights in the folders that the run starts from; a resumed run keeps that of its start.
+
+    Raises:
+        ResumeError: The run resumes an adapter, and the weights that it belongs to have changed.
+    """
     hashes = folder_hashes(pipeline.config, folder=pipeline.folder)
     if hashes and not directory.has_checkpoints:
         directory.note(initial_weights=hashes)
+    recorded = directory.manifest.get("initial_weights", {})
+    changed = [name for name, value in hashes.items() if recorded.get(name, value) != value]
+    if changed and directory.has_checkpoints and pipeline.config.adapter is not None:
+        raise ResumeError(
+            f"the weights in {changed[0]} have changed since the run in {directory.folder} began, and its checkpoints "
+            "hold an adapter for the earlier ones; restore them, or give this run another folder with --run"
+        )
 
 
 def note_number_format(directory: RunDirectory, pipeline: LocalPipeline) -> None:

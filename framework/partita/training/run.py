@@ -75,10 +75,11 @@ def train_in(
         if process_group.rank == 0 and not directory.has_checkpoints:
             shutil.rmtree(tokenizer, ignore_errors=True)  # left by a start without a checkpoint
         pipeline = assemble(tokenizer)
-    if process_group.rank == 0:
-        note_origin(directory, pipeline)
-        note_weights(directory, pipeline)
-        note_number_format(directory, pipeline)
+    with synchronized_errors(process_group, "the base model"):
+        if process_group.rank == 0:
+            note_origin(directory, pipeline)
+            note_weights(directory, pipeline)
+            note_number_format(directory, pipeline)
     tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as shared:
         result = run_trainer(

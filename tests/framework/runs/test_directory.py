@@ -18,6 +18,7 @@ from partita.runs.settings import check_same, leaves
 from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
 from partita_schema.errors import DataError, LostRankError, PartitaError, ResumeError, WriteError
+from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.backend import TorchrunBackendConfig
 from partita_schema.sections.simulation import EnvironmentWorldConfig, Simulation, Tasks
 from partita_trainers.file_sums import summed
@@ -377,6 +378,18 @@ def test_an_unfinished_run_that_is_not_used_is_named_with_the_command_that_conti
         f"partita train my.yaml --run {folder}"
     )
     assert note(config, used="mine", file=None) == f'{unfinished}; to continue it: train(run="{folder}")'
+    many = config_of(batch_size=4, epochs=3, optimizer={"type": "sgd"}, learning_rate=0.1, mixed_precision="bf16")
+    many = many.model_copy(update={"adapter": LoraAdapter(type="lora"), "seed": 3})
+    changed = note(many, used="run-2", with_changes=True)
+    assert changed is not None
+    assert changed.partition("changed: ")[2].partition("; to continue")[0].split("; ") == [
+        "adapter.type: null -> lora",
+        "trainer.optimizer.type: adamw -> sgd",
+        "seed: 42 -> 3",
+        "trainer.batch_size: auto -> 4",
+        "trainer.learning_rate: null -> 0.1",
+        "and 1 more",
+    ]
     run.note(status="done")
     assert note(config, used="mine") is None
 

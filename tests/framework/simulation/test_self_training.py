@@ -15,7 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from partita import ConfigError, Model, PartitaError
+from partita import ConfigError, Model, PartitaError, ResumeError
 from partita.lm.huggingface import HuggingFaceModel
 from partita.pipeline.build import build_pipeline
 
@@ -162,6 +162,19 @@ def test_more_rounds_continue_after_trained_ones(folder: Path) -> None:
     assert same(weights(folder / "run"), weights(folder / "run" / "rounds" / "2"))
     with pytest.raises(Exception, match=r"simulation.self_training.mix: 0.4 -> 0.5"):
         train("run", rounds=2, mix=0.5)
+    advice = "or give this run another folder with --run"
+    with pytest.raises(ResumeError) as caught:
+        train("run", rounds=1)
+    assert str(caught.value) == (
+        "the run in run has 2 rounds of self-training, and simulation.self_training.rounds is 1; raise it, " + advice
+    )
+    with pytest.raises(ResumeError) as caught:
+        Model("run.yaml", overrides=["simulation.self_training.rounds=2", "trainer.max_steps=9"], quiet=True).train(
+            run="run"
+        )
+    assert str(caught.value) == (
+        "the run in run has trained rounds after trainer.max_steps: 8, which cannot change to 9; undo that, " + advice
+    )
 
 
 @pytest.mark.parametrize(
