@@ -74,7 +74,10 @@ class DialogueColumn(fields.Field[dict[str, Any]]):
         if self.supervised:
             index = max((index for index, message in enumerate(messages) if message.get("train")), default=None)
             if index is None:
-                raise FormatError("the dialogue has no answer to learn: no assistant message after a question")
+                roles = [message["role"] for message in messages]
+                answers = "user" in roles and "assistant" in roles[roles.index("user") :]
+                reason = "all have weight: 0" if answers else "no assistant message after a question"
+                raise FormatError(f"the dialogue has no answer to learn: {reason}")
             message = messages[index]
             right = message.get("labels") or [message["values"] if "values" in message else message_text(message)]
             return dialogue | {"messages": messages[:index], "labels": right} | answer_to_learn(message)

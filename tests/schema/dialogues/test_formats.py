@@ -433,6 +433,12 @@ def test_reasons_include_the_column_and_the_message() -> None:
     }
 
 
+def test_a_dialogue_whose_answers_have_no_weight_has_none_to_learn() -> None:
+    row = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": 0}]}
+    checked = check_rows(row_schema(CONFIG, supervised=True), [row])
+    assert checked.bad == {0: ("column messages: the dialogue has no answer to learn: all have weight: 0",)}
+
+
 def test_prompts_and_answers_with_json_text_are_not_parsed() -> None:
     assert read({"prompt": '["a"]', "completion": "[1, 2]"}) == [("user", '["a"]'), ("assistant", "[1, 2]")]
     assert read({"episode": [{"text": "[x]", "labels": '["y"]'}]}) == [("user", "[x]"), ("assistant", '["y"]')]
