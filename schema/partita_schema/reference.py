@@ -166,4 +166,6 @@ def default_words(key: Key) -> str:
 
 
 def escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Return a text for a cell of a Markdown table. In code spans, `<` stands for itself."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if index % 2 else part.replace("<", "&lt;") for index, part in enumerate(parts))
