@@ -207,7 +207,7 @@ def test_rows_without_loss_tokens_are_refused_as_in_training_even_if_no_row_has_
     result = preview(make_config(base_model=SCRATCH, **dialogue), folder=Path(), dataset=[{"messages": said}] * 3)
 
     assert result.formats == ("messages",)
-    reason = "column messages: the dialogue has no answer to learn: no assistant message after a question"
+    reason = "column messages: the dialogue has no answer to learn: all have weight: 0"
     assert [row.reasons for row in result.rows] == [(reason,)] * len(result.rows)
     assert result.left_out.total() == result.num_rows
     assert f"left out {'─' * 3}" in printed(result, terminal=False)
