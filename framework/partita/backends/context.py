@@ -36,7 +36,7 @@ from partita_schema.sections.model import ScratchModel
 from partita_trainers.process_group import ProcessGroup
 
 DRAWN = ("random", "stratify", "kfold")
-"""Splits in which one more row moves other rows from training to test."""
+"""Types of splits in which one more row can move other rows from training to test."""
 
 logger = logging.getLogger(__name__)
 file_logger = logging.getLogger("partita.file")

@@ -41,7 +41,7 @@ def scale_positions(described: "PretrainedConfig", scaling: RopeScaling) -> None
 
 
 def check_factors(described: "PretrainedConfig", scaling: RopeScaling) -> None:
-    """Raise ModelError if a list of longrope has not one factor for each frequency of a head."""
+    """Raise ModelError if short_factor or long_factor does not have one number for each rotary frequency of a head."""
     text = described.get_text_config()
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     frequencies = int(size * (described.rope_parameters.get("partial_rotary_factor") or 1.0)) // 2

@@ -57,7 +57,7 @@ def export(lm: LoadedModel, folder: Path) -> None:
 def record_base(lm: LoadedModel, folder: Path) -> None:
     """Record the base model of an adapter next to it."""
     local = local_folder(lm.source)
-    labels = lm.head.labels or None if lm.head is not None else None
+    labels = None if lm.head is None or not lm.head.labels else lm.head.labels
     RecordedBase(str(lm.config.base_model), None if local is None else weights_hash(local), labels).write(folder)
 
 

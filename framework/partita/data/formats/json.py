@@ -169,7 +169,7 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sourc
             raise DataError(f"{name} starts with more than {max_row_bytes:,} bytes of blanks")
     refuse_binary(start, name)
     refuse_utf16(start, name)
-    while is_first_line(start) and len(start) <= max_row_bytes and (more := stream.read(READ_SIZE)):
+    while is_only_first_line(start) and len(start) <= max_row_bytes and (more := stream.read(READ_SIZE)):
         start += more
     rest = chained(start.removeprefix(BOM), stream, buffer_size=READ_SIZE)
     if start.strip(BLANKS).startswith(b"["):
@@ -180,8 +180,8 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sourc
         yield from read_whole(rest, name, max_row_bytes)
 
 
-def is_first_line(start: bytes) -> bool:
-    """Return whether the start of a file ends in its first line, which begins an object, or after it."""
+def is_only_first_line(start: bytes) -> bool:
+    """Return whether nothing follows the first line in the start of a file, and this line begins an object."""
     text = start.strip(BLANKS)
     return text.startswith(b"{") and b"\n" not in text
 
