@@ -92,7 +92,7 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
     """Return the source that a string denotes: a path with a known file extension, else a folder or a Hub id."""
     if not text.strip():
         raise DataError("the path of the data is empty; write a path (is a variable of the command not set?)")
-    check_length(text)
+    check_path(text)
     kind = format_of(text)
     if kind is not None:
         return FileSource(type=kind, path=text)
@@ -109,9 +109,13 @@ def source_of(text: str, *, folder: Path) -> FileSource | HubSource:
     return HubSource(type="hub", name=text)
 
 
-def check_length(path: str) -> None:
-    """Raise DataError if a local path is longer than file systems allow: it is a text that was taken for a path."""
-    if len(path.encode()) > MAX_PATH or any(len(part.encode()) > MAX_NAME for part in Path(path).parts):
+def check_path(path: str) -> None:
+    """Raise DataError if a path is not UTF-8, or longer than file systems allow: a text that was taken for a path."""
+    try:
+        sizes = [len(part.encode()) for part in (path, *Path(path).parts)]
+    except UnicodeEncodeError:
+        raise DataError(f"the path {path!a} is not UTF-8; rename the file or the folder") from None
+    if sizes[0] > MAX_PATH or max(sizes[1:], default=0) > MAX_NAME:
         raise DataError(
             f"{shortened(path)} is too long for a path; to use texts that are in no file, pass a list of rows, such as "
             '[{"column": "text"}]'
@@ -168,7 +172,7 @@ def found_in_files(dataset: Any, *, folder: Path) -> Iterator[str]:
 
 def open_hub(source: HubSource, *, folder: Path) -> Rows:
     """Return the rows of a dataset on the Hub, or of a folder in its layout."""
-    check_length(source.name)
+    check_path(source.name)
     local = folder / Path(source.name).expanduser()
     name = str(local) if local.is_dir() else source.name
     label = Path(source.name).name
@@ -189,7 +193,7 @@ def find_files(path: str, *, folder: Path) -> list[str]:
     """Return the files that match a path or glob, sorted. URLs are opened by fsspec, anything else is local."""
     if "://" in path:
         return find_remote(path)
-    check_length(path)
+    check_path(path)
     full_path = str(folder / Path(path).expanduser())
     if Path(full_path).is_file():
         return [full_path]

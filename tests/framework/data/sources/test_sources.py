@@ -366,6 +366,10 @@ def test_a_missing_file_with_a_dollar_sign_is_reported_with_similar_names(tmp_pa
     assert failure("in_$used.csv", tmp_path) == f"in_$used.csv does not exist in {tmp_path}; did you mean in_$usd.csv?"
 
 
+def test_a_path_that_is_not_utf_8_is_reported(tmp_path: Path) -> None:
+    assert failure("\udcff.csv", tmp_path) == r"the path '\udcff.csv' is not UTF-8; rename the file or the folder"
+
+
 @pytest.mark.parametrize("source", ["long " * 60, "a/" * 2100, {"type": "csv", "path": "long " * 60}])
 def test_a_text_instead_of_a_path_is_reported(tmp_path: Path, source: Any) -> None:
     text = source if isinstance(source, str) else source["path"]
