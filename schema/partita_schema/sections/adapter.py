@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from partita_schema.base import (
     ConfigModel,
@@ -36,6 +36,14 @@ class AdapterBase(ConfigModel):
     """Folder or Hub id of a trained adapter to start from. Default: a new adapter."""
     postprocessor: Postprocessor = Postprocessor.model_construct()
     """What to do with the adapter after training."""
+
+    @model_serializer(mode="wrap")
+    def without_keys_of_the_saved_adapter(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out keys that the file does not have if an adapter is loaded, whose values hold instead of defaults."""
+        values: dict[str, Any] = serialize(self)
+        if self.pretrained_adapter_weights is None:
+            return values
+        return {key: value for key, value in values.items() if key in self.model_fields_set | {"type", "postprocessor"}}
 
 
 class TargetedAdapter(AdapterBase):

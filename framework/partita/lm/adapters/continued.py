@@ -1,14 +1,14 @@
-"""Adapters that `pretrained_adapter_weights` names: keys of the section that differ from the saved adapter.
+"""Adapters that `pretrained_adapter_weights` names: keys of the file that differ from the saved adapter.
 
 The weights decide most of an adapter. Only dropout, which has no weights, can be another one in a second training.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partita.lm.adapters.methods import LAYERED, NAMES
 from partita.tokenizers.hub import loading
-from partita_schema.base import is_set
 from partita_schema.errors import ModelError
 from partita_schema.sections import adapter as schema
 
@@ -24,21 +24,30 @@ def read_config(source: str) -> "PeftConfig":
         return PeftConfig.from_pretrained(source)
 
 
-def check_continued(adapter: schema.Adapter, saved: "PeftConfig", *, source: str, trainable: bool) -> None:
+def check_continued(
+    adapter: schema.Adapter, saved: "PeftConfig", *, linear_layers: Collection[str], source: str, trainable: bool
+) -> None:
     """Raise ModelError if a key of the section differs from the saved adapter, or it cannot be trained further.
 
     Args:
         adapter: The section; its type is that of the adapter.
         saved: Config of the saved adapter.
+        linear_layers: Names of the layers that all-linear selects in the base model.
         source: Folder or Hub id of the adapter.
         trainable: Whether it is to be trained.
     """
     for key, wanted, found in settings_of(adapter, saved):
-        if comparable(wanted) != comparable(found) and "dropout" not in key:
+        fits = all_linear(found, linear_layers) if wanted == "all-linear" else comparable(wanted) == comparable(found)
+        if not fits and "dropout" not in key:
             raise ModelError(
                 f"adapter.{key}: {shown(wanted)} does not fit the adapter in {source}, which has {shown(found)}; "
                 "remove the key"
             )
+    if trainable and saved.is_prompt_learning:
+        raise ModelError(
+            f"adapter.pretrained_adapter_weights: the adapter in {source} has virtual tokens, and peft cannot train them "
+            "further; remove it to train new ones, or write trainer: {type: none} to use them"
+        )
     if trainable and isinstance(adapter, schema.AdaloraAdapter) and getattr(saved, "rank_pattern", None):
         raise ModelError(
             f"adapter.pretrained_adapter_weights: the adapter in {source} has lost ranks in its training, and peft "
@@ -54,13 +63,13 @@ def new_dropout(adapter: schema.Adapter, saved: "PeftConfig") -> Mapping[str, fl
         pairs = {
             theirs: getattr(adapter, ours)
             for ours, theirs in NAMES[adapter.type][1].items()
-            if "dropout" in ours and is_set(adapter, ours)
+            if "dropout" in ours and ours in adapter.model_fields_set
         }
     return {key: value for key, value in pairs.items() if getattr(saved, key, None) != value}
 
 
 def settings_of(adapter: schema.Adapter, saved: "PeftConfig") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys that the section sets, with its value and that of the saved adapter, if the latter has the key."""
+    """Yield the keys that the file has, with its value and that of the saved adapter, if the latter has the key."""
     if isinstance(adapter, schema.PeftAdapter):
         pairs = [(f"parameters.{key}", value, key) for key, value in adapter.parameters.items()]
     else:
@@ -68,11 +77,19 @@ def settings_of(adapter: schema.Adapter, saved: "PeftConfig") -> Iterator[tuple[
         pairs = [
             (ours, getattr(adapter, ours), theirs)
             for ours, theirs in names.items()
-            if hasattr(adapter, ours) and is_set(adapter, ours)
+            if ours in adapter.model_fields_set and getattr(adapter, ours) is not None
         ]
     for key, wanted, theirs in pairs:
         if hasattr(saved, theirs):
             yield key, wanted, getattr(saved, theirs)
+
+
+def all_linear(found: Any, linear_layers: Collection[str]) -> bool:
+    """Return whether the target modules of a saved adapter are all linear layers, and no others."""
+    if isinstance(found, str):
+        return all(re.fullmatch(found, name) for name in linear_layers)
+    selected = {name: {one for one in found or () if f".{name}".endswith(f".{one}")} for name in linear_layers}
+    return all(selected.values()) and set().union(*selected.values()) == set(found)
 
 
 def comparable(value: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from partita.lm.adapters.build import peft_errors
 from partita.lm.adapters.inits import best_low_rank, loftq, normal_float, normal_float_levels
 from partita_schema.errors import ModelError
+from partita_schema.rules.adapters import MOVES_WEIGHTS
 from partita_schema.sections.adapter import LoraAdapter
 from partita_trainers.base import Batch
 
@@ -243,6 +244,8 @@ SAVED = {"type": "lora", "r": 4, "target_modules": ["v_proj", "q_proj"], "rank_p
         ({"r": 32}, r"adapter\.r: 32 does not fit the adapter in .*lora, which has 4; remove the key"),
         ({"alpha": 5}, r"adapter\.alpha: 5.0 does not fit .*, which has 8; remove the key"),
         ({"use_rslora": True}, r"adapter\.use_rslora: True does not fit .*, which has False"),
+        ({"r": 16}, r"adapter\.r: 16 does not fit the adapter in .*lora, which has 4"),  # 16 is the default
+        ({"target_modules": "all-linear"}, r"\.target_modules: all-linear does not .* has \['q_proj', 'v_proj'\]"),
         ({"target_modules": ["q_proj"]}, r"\.target_modules: \['q_proj'\] does not .* has \['q_proj', 'v_proj'\]"),
         ({"modules_to_save": ["lm_head"]}, r"adapter\.modules_to_save: \['lm_head'\] does not fit .* has None"),
         ({"rank_pattern": {"q_proj": 3}}, r"adapter\.rank_pattern: \{'q_proj': 3\} does not fit"),
@@ -260,6 +263,32 @@ def test_a_pretrained_adapter_takes_its_own_keys_and_another_dropout(continued: 
     layer = lm.adapted.base_model.model.model.layers[0].self_attn.q_proj
     assert (layer.r["default"], layer.lora_dropout["default"].p) == (2, 0.5)
     assert lm.adapted.active_peft_config.lora_dropout == 0.5
+
+
+KEEPS_KEYS = [
+    one
+    for one in [*LORA, *OTHERS]
+    if one.get("init") not in MOVES_WEIGHTS and one["type"] not in {"peft", "prompt_tuning", "prefix_tuning", "p_tuning"}
+]
+"""Adapters that can be trained further, and are saved with the keys of their section."""
+
+
+@pytest.mark.parametrize("section", KEEPS_KEYS, ids=name_of)
+def test_a_pretrained_adapter_takes_all_keys_of_the_section_that_it_was_trained_with(
+    small, tmp_path: Path, section: dict[str, Any]
+) -> None:
+    small.load(small.config()).save(tmp_path / "base")
+    first = small.config(base_model="base", adapter=section)
+    small.load(first, folder=tmp_path).save(tmp_path / "first")
+    keys = first.adapter.model_dump(mode="json") | {"pretrained_adapter_weights": "first"}
+    second = small.config(base_model="base", adapter=keys)
+    assert second.adapter.model_dump(mode="json") == keys
+    small.load(second, folder=tmp_path)
+
+
+def test_virtual_tokens_are_not_trained_further(continued: Callable[..., Any]) -> None:
+    with pytest.raises(ModelError, match=r"has virtual tokens, and peft cannot train them further; .* none\} to use"):
+        continued({"type": "prompt_tuning"}, {})
 
 
 def test_an_adalora_adapter_without_some_of_its_ranks_is_not_trained_further(continued: Callable[..., Any]) -> None:
