@@ -129,7 +129,6 @@ class GenerationJob:
         do_sample = options.do_sample
         # A copied beginning can change the last digits of what follows, which near ties of greedy answers allow for.
         shows_digits = do_sample or options.logprobs or options.scores_labels
-        prefix_groups = None if shows_digits or self.sequence is not None else self.prompts.prefix_groups
         return RowRequests(
             lengths,
             new_tokens,
@@ -138,7 +137,7 @@ class GenerationJob:
             prefix=self.prompts.prefix,
             digests=None if do_sample else self.prompts.digests,
             num_samples=self.num_samples,
-            prefix_groups=prefix_groups,
+            prefix_groups=None if shows_digits else self.prompts.prefix_groups,
         )
 
 

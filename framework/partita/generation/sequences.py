@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from partita.generation.prefill_plan import PLANNED_PROMPTS
 from partita.generation.prompts import PromptText
 from partita.generation.requests import BatchResult, GenerationJob, RowResult, common_prefix, plan
 from partita.generation.scheduler import Scheduler
@@ -149,7 +150,11 @@ class WaitingOutputs(WaitingRows):
             first = super().next_group(slots, free=free, prefix=prefix)
             return [replace(request, keep=True) for request in first]
         rows = self.rows[-min(begun, free) :]
-        waiting = [replace(request, keep=request.constraint_index < self.last_index) for request in self.requests(rows)]
+        others = {self.work.prefix_group(row) for row in self.rows[-begun - PLANNED_PROMPTS : -begun]} - {None}
+        waiting = [
+            replace(one, keep=one.constraint_index < self.last_index or one.prefix_group in others)
+            for one in self.requests(rows)
+        ]
         waiting.sort(key=lambda request: (-slots.uncached_tokens(request), request.row))
         group = waiting[: slots.prompts_per_pass(slots.uncached_tokens(waiting[0]), len(waiting))]
         started = {request.row for request in group}

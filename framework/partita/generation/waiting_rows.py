@@ -117,8 +117,10 @@ class WaitingRows:
         self.uncached |= {
             request.row: slots.uncached_tokens(request) for request in group if request.prefix_group is not None
         }
-        started = {request.row for request in group}
         considered = len(self.considered)
+        for request in group:
+            del self.considered[request.row]  # a later request of the row may be for its next output
+        started = {request.row for request in group}
         self.rows[-considered:] = [row for row in self.rows[-considered:] if row not in started]
         waiting = {self.work.prefix_group(row) for row in self.rows[-considered:]} - {None}
         # What is cached of a prefix group must outlast a row that ends before the others start.

@@ -79,8 +79,8 @@ class SlotRequest(GenerationRequest):
     options: "GenerationOptions | None" = None
     """Its own settings; None for those of the slots."""
     prefix_group: int | None = None
-    """Number of its prefix group, whose prompts may begin like its own: what is cached of them is copied, and `row` is
-    not used again. None without one."""
+    """Number of its prefix group, whose prompts may begin like its own: what is cached of them, or of earlier requests
+    of the row, is copied or taken over. None without one."""
 
     @property
     def reuses_cache(self) -> bool:

@@ -50,6 +50,8 @@ STATE = {
 }
 ACTION = {"name": "action", "type": "category", "decoder": {"labels": LABELS, "scoring": True}}
 REPLY = {"name": "reply", "type": "text", "column": "content", "decoder": {"max_new_tokens": 6}}
+FREE = {"name": "state", "type": "text", "decoder": {"max_new_tokens": 4}}
+SHORT = REPLY | {"decoder": {"max_new_tokens": 3}}
 SPEAKERS = {"speakers": {"user": "U: ", "assistant": "A: "}}
 
 
@@ -196,6 +198,51 @@ def test_a_row_keeps_its_cache_from_output_to_output(lm: Any) -> None:
     wide = [tokens for _, tokens in shapes if tokens >= 100]
     assert len(wide) == 1, "only the first prompt is computed as a whole"
     assert all(tokens <= 64 for _, tokens in shapes if tokens < 100)
+
+
+def questions_on_documents(documents: int, *, questions: int) -> list[dict[str, Any]]:
+    """Return rows with a long document and a question of a few characters each, in mixed order."""
+    draw, texts = random.Random(5), []
+    for _ in range(documents):
+        document = "".join(draw.choices("abcdefgh ", k=90))
+        texts += [document + "".join(draw.choices("abcdefgh ", k=draw.randint(3, 9))) for _ in range(questions)]
+    return [{"messages": [{"role": "user", "content": text}]} for text in draw.sample(texts, len(texts))]
+
+
+@pytest.fixture(scope="module")
+def questions(lm: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """Return rows that begin alike, and their answers in batches without a KV cache that outlasts them."""
+    values = questions_on_documents(3, questions=4)
+    return values, answers_of(pipeline_of(lm, config_of(FREE, SHORT, generation={"slots": False})), rows_of(values))
+
+
+@pytest.mark.parametrize(("kv_cache", "batch_size"), [("slots", 1), ("slots", 20), ("paged", 3)])
+def test_what_prompts_have_in_common_is_computed_once(
+    lm: Any, questions: tuple[Any, Any], kv_cache: str, batch_size: int
+) -> None:
+    values, expected = questions
+    pipeline = pipeline_of(lm, config_of(FREE, SHORT, generation={"kv_cache": kv_cache}))
+    answers_of(pipeline, rows_of(values[:1]))  # the model is checked in its first job
+
+    with passes_of(lm) as shapes:
+        answers = answers_of(pipeline, rows_of(values), batch_size=batch_size)
+
+    assert answers == expected
+    ends = len(values) * (9 + 14) + len(values) * 14  # questions, what asks for the second output, and answers
+    assert sum(rows * tokens for rows, tokens in shapes) < 3 * 106 + ends + 70, "each document is computed once"
+
+
+def test_rows_that_begin_alike_start_again_if_memory_runs_out(
+    lm: Any, questions: tuple[Any, Any], memory_ceiling: Any
+) -> None:
+    values, expected = questions
+    pipeline, budget = pipeline_of(lm, config_of(FREE, SHORT)), BatchBudget(12)
+
+    with memory_ceiling(lm.base, 1100):
+        answers = answers_of(pipeline, rows_of(values), budget=budget)
+
+    assert budget.out_of_memory > 0
+    assert answers == expected
 
 
 def test_rows_with_equal_prompts_are_answered_once(lm: Any) -> None:

@@ -5,7 +5,7 @@ that say so, from rows of the same prefix group (`SlotRequest.prefix_group`).
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple
 
 import torch
@@ -39,33 +39,32 @@ class RowBlocks:
         """Return the number of blocks of a row that shares none."""
         return blocks_for(len(request.input_ids) + request.max_new_tokens, block_tokens=self.pool.block_tokens)
 
-    def longest_beginning(self, request: SlotRequest, active: Iterable[PagedRow]) -> tuple[Cached, int]:
+    def longest_beginning(self, request: SlotRequest, rows: Iterable[Cached]) -> tuple[Cached, int]:
         """Return what is cached of the beginning of a prompt, and the number of common tokens.
 
         Args:
             request: The request.
-            active: The active rows.
+            rows: What is cached of rows that are not finished.
         """
         sources = [self.prefix]
         if request.row in self.kept:
             sources.append(self.kept[request.row])
         if request.prefix_group is not None:
-            sources += [cached for cached in self.kept.values() if cached.prefix_group == request.prefix_group]
-            members = (row for row in active if row.request.prefix_group == request.prefix_group)
-            sources += [Cached(row.request.input_ids, row.blocks) for row in members]
+            everything = chain(self.kept.values(), rows)
+            sources += [cached for cached in everything if cached.prefix_group == request.prefix_group]
         common = [common_tokens(request.input_ids, source.ids) for source in sources]
         common[1:] = [tokens if tokens >= SHORTEST_PREFIX else 0 for tokens in common[1:]]
         best = max(range(len(sources)), key=lambda index: common[index])
         return sources[best], common[best]
 
-    def take(self, request: SlotRequest, active: Iterable[PagedRow]) -> tuple[list[int], int, list[Copy]]:
+    def take(self, request: SlotRequest, rows: Iterable[Cached]) -> tuple[list[int], int, list[Copy]]:
         """Return the blocks of a row, the number of its first tokens that they hold, and the blocks to copy.
 
         Args:
             request: The request.
-            active: The active rows.
+            rows: What is cached of rows that are not finished.
         """
-        source, shared = self.longest_beginning(request, active)
+        source, shared = self.longest_beginning(request, rows)
         name = next((name for name, cached in self.kept.items() if cached is source), None)
         if name is not None:
             blocks, copies = self.take_over(request, self.kept.pop(name), shared=shared)

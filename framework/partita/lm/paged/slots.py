@@ -123,7 +123,11 @@ class PagedSlots:
     def uncached_tokens(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
         self.settle(keeping=True)
-        return len(request.input_ids) - self.blocks.longest_beginning(request, self.active)[1]
+        return len(request.input_ids) - self.blocks.longest_beginning(request, self.cached_prompts())[1]
+
+    def cached_prompts(self) -> list[Cached]:
+        """Return the prompts of active rows with their blocks."""
+        return [Cached(row.request.input_ids, row.blocks, row.request.prefix_group) for row in self.active]
 
     def forget(self, row: int) -> None:
         """Release the blocks that a finished row keeps."""
@@ -177,8 +181,11 @@ class PagedSlots:
         """Compute each prompt that no other row has; add all rows to `new`, and return their logits [N, V]."""
         computed, forked = self.forks.split(requests, self.active)
         parts, copies = list[PromptPart](), []
+        cached = self.cached_prompts()
         for request in computed:
-            blocks, shared, to_copy = self.blocks.take(request, self.active)
+            blocks, shared, to_copy = self.blocks.take(request, cached)
+            if not to_copy:  # what it has taken over is in no other list now
+                cached.append(Cached(request.input_ids[:shared], blocks, request.prefix_group))
             new.append(PagedRow(request, self.settings, blocks=blocks))
             parts.append(PromptPart(request.input_ids[shared:], shared, blocks))
             copies += to_copy
