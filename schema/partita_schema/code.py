@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel
 from partita_schema.base import check_target, check_target_or_name, is_target
 from partita_schema.config import Config
 from partita_schema.sections.agents import ModelAgentConfig
-from partita_schema.sections.backend import EndpointBackendConfig, RayBackendConfig
+from partita_schema.sections.backend import EndpointBackendConfig, RayBackendConfig, TorchrunBackendConfig
 from partita_schema.sections.model import ModelParameters
 from partita_schema.sections.simulation import EnvironmentWorldConfig
 
@@ -88,8 +88,8 @@ def special(model: BaseModel, key: str) -> Iterator[tuple[str, str]]:
         yield f"{at}environment", model.environment
     elif isinstance(model, ModelAgentConfig) and model.file is not None:
         yield f"{at}file", model.file
-    elif isinstance(model, RayBackendConfig) and model.address is not None:  # results from the cluster are unpickled
-        yield f"{at}address", model.address
+    elif isinstance(model, RayBackendConfig | TorchrunBackendConfig) and model.address is not None:
+        yield f"{at}address", model.address  # what the address sends is unpickled
     elif isinstance(model, EndpointBackendConfig):  # receives rows and an API key of the caller
         yield f"{at}url", model.url
 

@@ -63,6 +63,11 @@ HOSTILE: dict[str, tuple[dict[str, Any], str, str]] = {
     "custom code of the model": ({"trust_remote_code": True}, "load", "trust_remote_code: true"),
     "a pickle": ({"model_parameters": {"pickled_weights": True}}, "load", "model_parameters.pickled_weights: true"),
     "a formatter": ({"data": {"formatter": "planted:Part"}}, "load", "data.formatter: planted:Part"),
+    "other machines": (
+        {"backend": {"type": "torchrun", "nodes": 2, "address": "there:1"}},
+        "load",
+        "backend.address: there:1",
+    ),
     "a cluster": ({"backend": {"type": "ray", "address": "there:1"}}, "load", "backend.address: there:1"),
     "a server": (
         {"base_model": "m", "trainer": {"type": "none"}, "backend": {"type": "endpoint", "url": "http://there/v1"}},
