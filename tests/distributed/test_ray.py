@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from partita import ConfigError, JobError, Model, PartitaError
+from partita.backends.refusals import USE_THIS_PROCESS
 from partita.generation import prompts
 from partita_trainers.file_sums import FILE as SUMS
 
@@ -301,7 +302,11 @@ def test_missing_ray_is_reported_with_the_command_that_installs_it(
     ("verb", "name", "instead"),
     [
         ("train", "train with trainer: {type: none}", "evaluate scores rows with the workers"),
-        ("tune", "tune", "the workers find their sizes themselves; remove backend for those of this process"),
+        (
+            "tune",
+            "tune",
+            f"the workers find their sizes themselves; for those of this process, {USE_THIS_PROCESS}",
+        ),
     ],
 )
 def test_methods_that_workers_do_not_support_are_refused(folder: Path, verb: str, name: str, instead: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from partita.backends.context import RunContext
-from partita.backends.refusals import Refusals
+from partita.backends.refusals import USE_THIS_PROCESS, Refusals
 from partita.backends.reward_models import check_columns_of_reward, load_best_of
 from partita.data.column_checks import check_columns
 from partita.data.ledger import Ledger
@@ -108,7 +108,7 @@ class Backend(ABC):
         """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         kind = self.context.config.backend.type
         raise PartitaError(
-            f"serve and chat need the model in this process, and backend is {{type: {kind}}}; remove backend"
+            f"serve and chat need the model in this process, and backend is {{type: {kind}}}; {USE_THIS_PROCESS}"
         )
 
     @abstractmethod

@@ -23,6 +23,8 @@ from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
+logger = logging.getLogger(__name__)
+
 PR_SET_PDEATHSIG = 1
 """Linux: signal to send to this process when its parent exits."""
 DEFAULT_TIMEOUT = 1800.0
@@ -85,6 +87,11 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     settings = launch_settings(backend)
+    if backend.nodes > 1:
+        logger.info(
+            "waiting up to %g seconds for %d machines at %s; for this one alone, add --set 'backend={type: local}'",
+            *(settings.rdzv_configs["join_timeout"], backend.nodes, settings.rdzv_endpoint),
+        )
     os.environ[LAUNCHED] = str(os.getpid())
     if "OMP_NUM_THREADS" in os.environ:
         os.environ[THREADS_BY_HAND] = "1"
@@ -103,8 +110,9 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
         return int(failure.exitcode)
     except RendezvousError as error:
         raise JobError(
-            f"the machines did not meet at {settings.rdzv_endpoint}: {error}; start the same command on "
-            f"{backend.nodes} machines, and write backend.address as one that all of them reach"
+            f"{backend.nodes} machines did not meet at {settings.rdzv_endpoint} in {backend.timeout_seconds:g} seconds"
+            f"{f' ({error})' if str(error) else ''}; start the same command on each of them, and write "
+            "backend.address as one that all of them reach"
         ) from error
     except SignalException:
         raise KeyboardInterrupt from None

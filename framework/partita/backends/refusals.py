@@ -8,6 +8,8 @@ from partita_schema.config import Config
 from partita_schema.errors import PartitaError
 
 EVALUATE_ONLY = "train with trainer: {type: none}"
+USE_THIS_PROCESS = "remove backend, or add --set 'backend={type: local}'"
+"""What to do in a file, and for a run directory."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,10 @@ RAY = Refusals(
     "backend: {{type: ray}} does not {verb}: {reason}",
     {
         EVALUATE_ONLY: "evaluate scores rows with the workers",
-        "tune": "the workers find their sizes themselves; remove backend for those of this process",
-        "generate": "remove backend for a few texts, or predict a dataset",
-        "save": "remove backend: this process does not hold the model",
-        "export": "remove backend: this process does not hold the model",
+        "tune": f"the workers find their sizes themselves; for those of this process, {USE_THIS_PROCESS}",
+        "generate": f"for a few texts, {USE_THIS_PROCESS}, or predict a dataset",
+        "save": f"this process does not hold the model; {USE_THIS_PROCESS}",
+        "export": f"this process does not hold the model; {USE_THIS_PROCESS}",
     },
 )
 BY_TYPE = {"endpoint": ENDPOINT, "ray": RAY}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from partita.cli.loading import start_model
+from partita.cli.loading import open_model
 from partita.cli.options import AnswerOverrides, Context, FilesOrRun, TrustRemoteCode
 from partita.cli.printing import print_wrapped
 from partita_schema.errors import DataError, ModelError, PartitaError
@@ -41,7 +41,7 @@ def chat(
     """Talk to a model in the terminal. Piped input is answered line by line."""
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty()
     terminal = PromptTerminal() if is_interactive else PipedInput()
-    model = start_model(
+    model = open_model(
         sources,
         overrides=overrides,
         quiet=not is_interactive,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.backends.refusals import USE_THIS_PROCESS
 from partita_schema.common.garbage_collection import permanent_imports
 from partita_schema.errors import ConfigError, Problem
 
@@ -29,23 +30,45 @@ def loading_libraries(*, line: bool = True) -> Iterator[None]:
         yield
 
 
-def open_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trust_remote_code: bool = False) -> "Model":
-    """Load the model of YAML files, which are merged, or of a run directory.
+def open_model(
+    paths: Sequence[Path],
+    *,
+    overrides: list[str],
+    quiet: bool,
+    trust_remote_code: bool = False,
+    one_process: bool = False,
+) -> "Model":
+    """Load the model of YAML files, which are merged, or of a run directory, in this process.
 
     A file states with its own key `trust_remote_code` whether its code may run; the option overrides the key. For a
-    directory, only the option allows the code that it names.
+    directory, only the option allows the code that it names. Its model is loaded here also if several processes or
+    Ray have trained it.
 
     Args:
         paths: YAML files, or a run directory or a saved model.
         overrides: Values for keys of the file, as of `--set`.
         quiet: Show no progress.
         trust_remote_code: Whether the option of this name was set.
+        one_process: Whether to refuse a file that asks for several processes.
 
     Raises:
         ConfigError: If there is no such file or run, a run is named with other files, or the configuration is invalid.
     """
-    checked_config(paths, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    overrides = in_this_process(paths, overrides)
+    config = checked_config(paths, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+    if one_process and asks_for_processes(config):
+        raise ConfigError([Problem("backend", f"this command runs in one process; {USE_THIS_PROCESS}")])
     return load_model(paths, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
+
+
+def in_this_process(paths: Sequence[Path], overrides: list[str]) -> list[str]:
+    """Return overrides with which the model of a folder is loaded in this process, unless they choose a backend."""
+    from partita.runs.manifest import read_manifest
+
+    if not paths[0].is_dir() or any(one.startswith("backend") for one in overrides):
+        return overrides
+    recorded = read_manifest(paths[0]).get("config", {}).get("backend") or {}
+    return [*overrides, "backend={type: local}"] if recorded.get("type") in ("torchrun", "ray") else overrides
 
 
 def load_model(paths: Sequence[Path], *, overrides: list[str], quiet: bool, trust_remote_code: bool) -> "Model":
@@ -147,13 +170,20 @@ def launch_processes(config: "Config", *, one_process: bool) -> None:
     """
     from partita.distributed.world import get_world
 
-    with loading_libraries(line=False):
-        from partita.backends.launch import is_to_be_launched, launch
-
-        launches = is_to_be_launched(config)
+    launches = asks_for_processes(config)
     if one_process and (launches or get_world().world_size > 1):
         raise ConfigError([Problem("backend", "several processes cannot share standard input or output; name a file")])
     if launches:
         with loading_libraries():
             import torch.distributed.launcher.api  # noqa: F401
+        from partita.backends.launch import launch
+
         raise SystemExit(launch(config, sys.argv[1:]))
+
+
+def asks_for_processes(config: "Config") -> bool:
+    """Return whether a configuration asks for several processes, and this is not one of them."""
+    with loading_libraries(line=False):
+        from partita.backends.launch import is_to_be_launched
+
+        return is_to_be_launched(config)

@@ -3,12 +3,13 @@
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partita.cli.loading import start_model
+from partita.cli.loading import open_model, start_model
 from partita.cli.options import AnswerOverrides, AsJson, BatchSize, FilesOrRun, LogJson, Quiet, TrustRemoteCode
 from partita.cli.printing import print_wrapped
 from partita.cli.standard_streams import STREAM, StdinFormat, dataset_path, print_rows, stdout_for_data
@@ -60,13 +61,8 @@ def predict(
     if to_stdout and as_json:
         raise typer.BadParameter("standard output has the predictions with --output -; leave --json out")
     with stdout_for_data() if to_stdout else nullcontext() as data:
-        model = start_model(
-            sources,
-            overrides=overrides,
-            quiet=quiet,
-            trust_remote_code=trust_remote_code,
-            one_process=STREAM in (dataset, str(output)),
-        )
+        load = open_model if server is not None else partial(start_model, one_process=STREAM in (dataset, str(output)))
+        model = load(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
         predictions = model.predict(
             dataset_path(dataset, stdin_format),
             output=None if to_stdout else output,

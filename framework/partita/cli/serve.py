@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from partita.cli.loading import start_model
+from partita.cli.loading import open_model
 from partita.cli.options import AnswerOverrides, BatchSize, Context, FilesOrRun, LogJson, Quiet, TrustRemoteCode
 from partita.serving.address import check_address
 from partita.serving.limits import MAX_WAITING, ServerLimits
@@ -45,9 +45,7 @@ def serve(
 ) -> None:
     """Serve the model over HTTP: the OpenAI API, and /predict for rows."""
     check_address(host, port)  # before libraries are loaded, which takes seconds
-    model = start_model(
-        sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=True
-    )
+    model = open_model(sources, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code, one_process=True)
     model.serve(
         host,
         port,

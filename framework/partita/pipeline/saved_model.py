@@ -16,7 +16,7 @@ from partita_schema.records import FORMAT_VERSION
 def write_metadata(
     folder: Path, *, config: Config, labels: Labels, origin: Path | None, notes: Mapping[str, Any] | None = None
 ) -> None:
-    """Write partita.json, the description of a saved model.
+    """Write partita.json, the description of a saved model. It does not say in which processes it was trained.
 
     Args:
         folder: Folder of the saved model.
@@ -28,7 +28,7 @@ def write_metadata(
     content = {
         "format_version": FORMAT_VERSION,
         "status": "done",
-        "config": config.model_dump(mode="json", exclude_unset=True),
+        "config": config.model_dump(mode="json", exclude_unset=True, exclude={"backend"}),
         "folder": str(origin.resolve()) if origin is not None else ".",
         "labels": {name: list(values) for name, values in labels.items()},
         **(notes or {}),

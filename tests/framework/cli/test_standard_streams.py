@@ -157,6 +157,14 @@ def test_options_that_conflict_with_standard_streams_are_refused(words: str, mes
     assert expected in " ".join(err.replace("│", " ").split())
 
 
+def test_a_file_that_asks_for_several_processes_is_not_served(piped: Piped) -> None:
+    code, out, err = piped('serve zero.yaml --set backend={"type":"torchrun","processes":2}', "")
+    assert (code, out) == (2, "")
+    assert err.endswith(
+        "backend: this command runs in one process; remove backend, or add --set 'backend={type: local}'\n"
+    )
+
+
 def test_rows_for_a_sweep_cannot_be_piped(piped: Piped) -> None:
     Path("run.yaml").write_text("unused")
     assert piped("sweep run.yaml --dataset -", "{}") == (

@@ -1,6 +1,7 @@
 """Tests of `partita export --to merged` and `partita merge`: plain models that answer as the run does."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,30 @@ def test_a_merged_folder_is_a_model_for_partita_as_well(lora_run: Path, tmp_path
     Model.load(lora_run, quiet=True).export("merged", tmp_path / "merged")
     assert [row["say"] for row in Model.load(tmp_path / "merged", quiet=True).predict(rows)] == expected
     assert str(lora_run.parent) not in json.loads((tmp_path / "merged" / "partita.json").read_text())["folder"]
+
+
+@pytest.mark.parametrize("backend", [{"type": "torchrun", "processes": 2}, {"type": "ray", "workers": 2}])
+def test_a_run_of_several_processes_is_merged_in_one_and_does_not_ask_for_more(
+    lora_run: Path, tmp_path: Path, command: Command, backend: dict[str, Any]
+) -> None:
+    run, merged = tmp_path / "run", tmp_path / "merged"
+    shutil.copytree(lora_run, run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["config"]["backend"] = backend
+    del manifest["checksum"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert command("merge", run, "--output", merged, "--quiet") == 0
+    assert "backend" not in json.loads((merged / "partita.json").read_text())["config"]
+
+
+def test_workers_that_hold_the_model_do_not_merge_it(lora_run: Path, tmp_path: Path) -> None:
+    model = Model.load(lora_run, overrides=["backend.type=ray"], quiet=True)
+    with pytest.raises(PartitaError) as caught:
+        model.export("merged", tmp_path / "merged")
+    assert str(caught.value) == (
+        "backend: {type: ray} does not export: this process does not hold the model; remove backend, or add --set "
+        "'backend={type: local}'"
+    )
 
 
 def test_the_command_prints_the_agreement(lora_run: Path, tmp_path: Path, command: Command, capsys: Any) -> None:

@@ -474,6 +474,8 @@ def test_an_address_without_a_server_and_one_of_another_program(model: Model, se
 def test_a_file_with_another_backend(model: Model, server: RunningServer) -> None:
     endpoint = {"type": "endpoint", "url": "http://127.0.0.1:9/v1"}
     other = Model({**CONFIG, "base_model": "name", "backend": endpoint, "trainer": {"type": "none"}}, quiet=True)
-    message = r"the server has the model, and backend is \{type: endpoint\}; remove backend, or server"
+    message = (
+        r"the server has the model, and backend is \{type: endpoint\}; leave server out, or remove backend, or add "
+    )
     with pytest.raises(PartitaError, match=message):
         other.predict(ROWS, server=server.url)

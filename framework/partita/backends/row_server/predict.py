@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.backends.base import PredictOptions, predict_dataset
 from partita.backends.context import RunContext
+from partita.backends.refusals import USE_THIS_PROCESS
 from partita.backends.row_server.description import RowServer, check_fits, open_server
 from partita.backends.row_server.generator import ROWS, RowServerGenerator
 from partita.data.rows import digest, row_content
@@ -87,7 +88,9 @@ def predict_on_server(context: RunContext, dataset: Any, options: PredictOptions
     """
     kind = context.config.backend.type
     if kind != "local":
-        raise PartitaError(f"the server has the model, and backend is {{type: {kind}}}; remove backend, or server")
+        raise PartitaError(
+            f"the server has the model, and backend is {{type: {kind}}}; leave server out, or {USE_THIS_PROCESS}"
+        )
     context.check_single_process()
     return predict_dataset(
         context,

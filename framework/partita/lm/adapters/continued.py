@@ -45,8 +45,8 @@ def check_continued(
             )
     if trainable and saved.is_prompt_learning:
         raise ModelError(
-            f"adapter.pretrained_adapter_weights: the adapter in {source} has virtual tokens, and peft cannot train them "
-            "further; remove it to train new ones, or write trainer: {type: none} to use them"
+            f"adapter.pretrained_adapter_weights: the adapter in {source} has virtual tokens, and peft cannot train "
+            "them further; remove it to train new ones, or write trainer: {type: none} to use them"
         )
     if trainable and isinstance(adapter, schema.AdaloraAdapter) and getattr(saved, "rank_pattern", None):
         raise ModelError(

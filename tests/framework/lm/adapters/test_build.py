@@ -268,7 +268,8 @@ def test_a_pretrained_adapter_takes_its_own_keys_and_another_dropout(continued: 
 KEEPS_KEYS = [
     one
     for one in [*LORA, *OTHERS]
-    if one.get("init") not in MOVES_WEIGHTS and one["type"] not in {"peft", "prompt_tuning", "prefix_tuning", "p_tuning"}
+    if one.get("init") not in MOVES_WEIGHTS
+    and one["type"] not in {"peft", "prompt_tuning", "prefix_tuning", "p_tuning"}
 ]
 """Adapters that can be trained further, and are saved with the keys of their section."""
 
