@@ -8,7 +8,8 @@ from pydantic import TypeAdapter
 from partita_schema.errors import ConfigError
 from partita_schema.sections.trainer import CustomTrainer, FinetuneTrainer, NoTrainer, Trainer
 from partita_trainers.finetune import Finetune
-from partita_trainers.registry import TRAINERS, build_trainer, check_probe, check_signature, load_class
+from partita_trainers.registry import TRAINERS, build_trainer, check_probe, check_signature
+from partita_trainers.user_modules import load_class
 from partita_trainers.zero_shot import ZeroShot
 
 

@@ -1,13 +1,11 @@
 """The registry of trainers: from the trainer section of a configuration to a trainer, imported on first use."""
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from partita_schema.common.text import describe_error, nearest
+from partita_schema.common.text import describe_error
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
 from partita_schema.sections.callbacks import CallbackConfig
@@ -24,6 +22,7 @@ from partita_schema.sections.trainer import (
 from partita_trainers.base import Trainer
 from partita_trainers.callbacks import check_callback
 from partita_trainers.objective import CROSS_ENTROPY, Objective, objective_of
+from partita_trainers.user_modules import importable, load_class
 
 TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
@@ -110,31 +109,13 @@ def build_class(
 ) -> Trainer:
     """Return the trainer of a section without another objective."""
     if isinstance(section, CustomTrainer):
+        check_signature(load_class(section.target, folder=folder), section)
         with importable(folder):
-            check_signature(load_class(section.target), section)
             trainer = make(section.target, section)
         check_train(trainer)
         check_probe(trainer, section)
         return trainer
-    if section.type not in TRAINERS:
-        near = nearest(section.type, TRAINERS)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"write one of {', '.join(TRAINERS)}, or custom"
-        raise ConfigError([Problem("trainer.type", f"no trainer is named {section.type}; {hint}")])
     return make(TRAINERS[section.type], section)
-
-
-@contextmanager
-def importable(folder: Path | None) -> Iterator[None]:
-    """Allow imports from `folder` inside the context, after all other paths."""
-    path = str(folder.resolve()) if folder is not None else None
-    if path is None or path in sys.path:
-        yield
-        return
-    sys.path.append(path)
-    try:
-        yield
-    finally:
-        sys.path.remove(path)
 
 
 def build_callbacks(sections: Sequence[CallbackConfig], *, folder: Path | None = None) -> list[object]:
@@ -163,10 +144,10 @@ def callback_classes(sections: Sequence[CallbackConfig], *, folder: Path | None 
     Raises:
         ConfigError: A module or class does not exist, or does not take the options.
     """
-    with importable(folder):
-        kinds = [
-            load_class(section.target, key=f"callbacks[{number}].target") for number, section in enumerate(sections)
-        ]
+    kinds = [
+        load_class(section.target, key=f"callbacks[{number}].target", folder=folder)
+        for number, section in enumerate(sections)
+    ]
     for number, (kind, section) in enumerate(zip(kinds, sections, strict=True)):
         try:
             check_arguments(kind, **section.options)
@@ -222,22 +203,3 @@ def check_probe(trainer: Trainer, section: CustomTrainer) -> None:
         name = type(trainer).__name__
         message = f"auto needs a trainer that says what to probe: give {name} a method probe, or write a number"
         raise ConfigError([Problem("trainer.batch_size", message)])
-
-
-def load_class(target: str, *, key: str = "trainer.target") -> type:
-    """Return the class at `module:Class`. Raises ConfigError at `key` with what is missing and the nearest name."""
-    module_name, _, class_name = target.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        message = f"there is no module {error.name}; install it or put its folder on PYTHONPATH"
-        raise ConfigError([Problem(key, message)]) from None
-    attribute = getattr(module, class_name, None)
-    if isinstance(attribute, type):
-        return attribute
-    classes = [name for name, value in vars(module).items() if isinstance(value, type)]
-    near = nearest(class_name, classes)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise ConfigError([Problem(key, f"module {module_name} has no class {class_name}{hint}")])

@@ -1,5 +1,6 @@
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,21 @@ class Loud:
         return FormattedText((prompt, *answer), begins=True, ends=supervised)
 
 
+class NoTokenizer(Loud):
+    def __init__(self, config):
+        self.mark = ""
+
+
+class Raises(Loud):
+    def __init__(self, config, *, tokenizer):
+        self.marks = {}["marks"]
+
+
+class Exits(Loud):
+    def __init__(self, config, *, tokenizer):
+        raise SystemExit(3)
+
+
 class Fewer(Loud):
     def format_all(self, rows, keys, *, supervised):
         return []
@@ -62,6 +78,11 @@ class Reversed:
     def __call__(self, encoded, planned, pad_token_id):
         batch = collate(encoded, planned, pad_token_id=pad_token_id)
         return replace(batch, input_ids_BT=batch.input_ids_BT.flip(1), labels_BT=batch.labels_BT.flip(1))
+
+
+class TakesWidth:
+    def __init__(self, width):
+        self.width = width
 
 
 class Nothing:
@@ -165,12 +186,14 @@ def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, mo
     config = make_config(data={"formatter": f"{module}:Loud"})
     before = row_tokenizer(config, tmp_path).fingerprint_inputs()
     (tmp_path / f"{module}.py").write_text(CLASSES + "\n")
+    del sys.modules[module]  # as in another process
     after = row_tokenizer(config, tmp_path).fingerprint_inputs()
     assert {name for name in after if after[name] != before[name]} == {"formatter"}
     rows = open_rows(ROWS, folder=tmp_path)
     cache = TokenCache(tmp_path / "tokens")
     cache.encode(rows, row_tokenizer(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
     (tmp_path / f"{module}.py").write_text(CLASSES)
+    del sys.modules[module]
     cache.encode(rows, row_tokenizer(config, tmp_path), ledger=Ledger(None, max_bad_rows=9))
     assert not cache.uses["training"].hit
 
@@ -189,6 +212,51 @@ def test_a_custom_formatter_with_wrong_results_is_reported(
     with pytest.raises(DataError) as error:
         made.formatter.format_all(ROWS[:2], ["a", "b"], supervised=True)
     assert str(error.value) == f"data.formatter: {module}:{name} {expected}"
+
+
+def test_a_formatter_that_cannot_be_created_is_reported_with_its_key(
+    tmp_path: Path, make_config: Make, module: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        row_tokenizer(make_config(data={"formatter": f"{module}:NoTokenizer"}), tmp_path)
+    assert str(refused.value) == (
+        f"data.formatter: {module}:NoTokenizer cannot be created: got an unexpected keyword argument 'tokenizer'; "
+        "write def __init__(self, config, *, tokenizer)"
+    )
+    with pytest.raises(DataError, match=rf"^data\.formatter: {module}:Raises raised KeyError: 'marks'$"):
+        row_tokenizer(make_config(data={"formatter": f"{module}:Raises"}), tmp_path)
+    called = rf"^data\.formatter: {module}:Exits called sys\.exit\(3\) \({module}\.py, line \d+\); raise an exception"
+    with pytest.raises(DataError, match=called):
+        row_tokenizer(make_config(data={"formatter": f"{module}:Exits"}), tmp_path)
+
+
+def test_a_collate_function_that_cannot_be_created_is_reported_with_its_key(tmp_path: Path, module: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_collate(f"{module}:TakesWidth", folder=tmp_path, pad_token_id=0)
+    assert str(refused.value) == (
+        f"data.collate: {module}:TakesWidth cannot be created: missing a required argument: 'width'; write "
+        "def __init__(self)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "error"), [("none.csv", "raised FileNotFoundError: .*none.csv'$"), (None, r"called sys\.exit\(\) \(")]
+)
+def test_an_error_of_the_constructor_of_a_source_names_the_key_and_the_class(
+    path: str | None, error: str, tmp_path: Path
+) -> None:
+    name = f"source_{os.urandom(4).hex()}"
+    (tmp_path / f"{name}.py").write_text(
+        "import sys\n"
+        "class Opens:\n"
+        "    def __init__(self, path):\n"
+        "        self.file = open(path) if path else sys.exit()\n"
+        "    def rows(self):\n"
+        "        return [{'question': 'a', 'answer': 'b'}]\n"
+    )
+    source = {"type": "custom", "target": f"{name}:Opens", "options": {"path": path}}
+    with pytest.raises(DataError, match=rf"^data\.source: {name}:Opens {error}"):
+        open_rows(source, folder=tmp_path)
 
 
 def test_a_custom_collate_function_creates_the_batches(tmp_path: Path, make_config: Make, module: str) -> None:

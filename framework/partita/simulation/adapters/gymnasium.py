@@ -10,7 +10,7 @@ from typing import Any
 
 from partita.simulation.contract import ContractError, InterfaceError, Message, close_program, format_value
 from partita_schema.errors import ConfigError, Problem
-from partita_trainers.registry import importable
+from partita_trainers.user_modules import importable
 
 
 class GymnasiumEnvironment:
