@@ -62,6 +62,8 @@ class Column:
     """The value that all rows share; None if they differ or there is only one row."""
     words: str | None = None
     """The column of the words, if this one has their tags."""
+    largest_tag: int | None = None
+    """The largest tag, if tags are numbers, which stand for labels whose names are not known; None if they are text."""
     characters: int = 0
     """Mean length of the values as text."""
     present: int = 0
@@ -70,25 +72,26 @@ class Column:
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
     """Return the properties of a column with these values."""
-    present = [value for value in map(parsed, values) if value is not None]
+    cells = [(cell, value) for cell, value in zip(values, map(parsed, values), strict=True) if value is not None]
+    present = [value for _, value in cells]
     missing = len(present) < len(values)
     if not present:
         return Column(name, "empty", missing)
-    counts = Counter(map(label_text, present))
+    counts = Counter(label_text(cell) for cell, _ in cells)
     only_value = next(iter(counts)) if len(counts) == 1 < len(present) else None
     characters = sum(len(text) * count for text, count in counts.items()) // len(present)
     found = column_of_kind(name, present, counts, missing=missing)
     return replace(found, only_value=only_value, characters=characters, present=len(present))
 
 
-def label_text(value: Any) -> str:
-    """Return the label of a value."""
-    if isinstance(value, bool):
-        return str(value).lower()
+def label_text(cell: Any) -> str:
+    """Return a cell as the label that a category reads from it: text that looks like a number stays as it is."""
+    if isinstance(cell, bool):
+        return str(cell).lower()
     try:
-        return plain_text(value)
+        return plain_text(cell).strip()
     except CellError:
-        return str(value)
+        return str(cell)
 
 
 def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, missing: bool) -> Column:
@@ -97,7 +100,7 @@ def column_of_kind(name: str, present: Sequence[Any], counts: Counter[str], *, m
     Args:
         name: Name of the column.
         present: Parsed values, without missing ones.
-        counts: Number of occurrences of each value, as text.
+        counts: Number of occurrences of each value, as a label.
         missing: Whether a row has no value.
     """
     named_key = name.lower() in KEY_NAMES or name.lower().endswith("_id")
@@ -133,7 +136,8 @@ def labels_of_sets(values: Sequence[Any]) -> tuple[tuple[str, ...], str | None]:
     labels: in "Oslo, Norway" and "Rome, Italy" are more parts than values.
     """
     if all(isinstance(value, list) and all(isinstance(item, str) for item in value) for value in values):
-        return few_labels(values, most=max(1, sum(map(len, values)) // 2)), None
+        sets = [[item.strip() for item in value] for value in values]
+        return few_labels(sets, most=max(1, sum(map(len, values)) // 2)), None
     if all(isinstance(value, str) for value in values):
         for separator in SEPARATORS:
             if any(separator in value for value in values):

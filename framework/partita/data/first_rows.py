@@ -139,7 +139,7 @@ def unread_warning(rows: Sequence[Mapping[str, Any]], *, column: str, ignored: S
 
 
 def with_tags(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """Return the columns, where lists of texts that are as long as those of a column of words are tags of the words."""
+    """Return the columns, where lists that are as long as those of a column of words may be tags of the words."""
     words = next((one.name for one in columns if one.name.lower() in ("tokens", "words")), None)
     if words is None or not all(isinstance(row.get(words), list) for row in rows):
         return list(columns)
@@ -150,12 +150,25 @@ def with_tags(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> l
 
 
 def with_tags_of(column: Column, *, words: str, rows: Sequence[Mapping[str, Any]]) -> Column:
-    """Return a column as tags if each row has a text for each word in it."""
-    lists = [row.get(column.name) for row in rows]
-    for tags, row in zip(lists, rows, strict=True):
-        if not isinstance(tags, list) or len(tags) != len(row[words]) or not all(isinstance(one, str) for one in tags):
+    """Return a column as tags if each row has a text for each word in it, or the number of a label."""
+    tags, is_number = list[Any](), True
+    for row in rows:
+        of_row = row.get(column.name)
+        if not isinstance(of_row, list) or len(of_row) != len(row[words]):
             return column
-    labels = sorted({tag for tags in lists for tag in tags or ()})
-    if column.name == words or len(labels) > MAX_TAGS:
+        tags += of_row
+        is_number = is_number and all(isinstance(word, str) for word in row[words])
+    tagged = replace(column, kind="tags", labels=(), separator=None, words=words)
+    if column.name == words:
         return column
-    return replace(column, kind="tags", labels=tuple(labels), separator=None, words=words)
+    if all(isinstance(tag, str) for tag in tags):
+        labels = sorted(set(tags))
+        return replace(tagged, labels=tuple(labels)) if len(labels) <= MAX_TAGS else column
+    if is_number and all(is_index(tag) for tag in tags):
+        return replace(tagged, largest_tag=max(tags))
+    return column
+
+
+def is_index(tag: Any) -> bool:
+    """Return whether a tag is the number of one of at most `MAX_TAGS` labels."""
+    return isinstance(tag, int) and not isinstance(tag, bool) and 0 <= tag < MAX_TAGS

@@ -111,12 +111,16 @@ def proposal_of(columns: Sequence[Column], *, task: str | None, complete: bool) 
         (inputs_yaml(inputs, unused), output_yaml(output, complete=complete), prompt_yaml(inputs, output))
     )
     labels = f", {counted(len(output.labels), 'label')}" if output.kind in ("category", "set", "tags") else ""
+    if output.largest_tag is not None:
+        labels = f", numbers from 0 to {output.largest_tag}"
     rest = f"; not used: {', '.join(unused)}" if unused else ""
     return Proposal(
         task,
         features,
         f"input {', '.join(one.name for one in inputs)}, output {output.name} ({output.kind}{labels}){rest}",
-        warning=one_value_warning(output, complete=complete),
+        warning="; ".join(
+            filter(None, (one_value_warning(output, complete=complete), numbers_warning(output, complete=complete)))
+        ),
     )
 
 
@@ -221,11 +225,26 @@ def document_of(columns: Sequence[Column], *, task: str | None) -> Column | None
 def one_value_warning(output: Column, *, complete: bool) -> str:
     if output.only_value is None:
         return ""
-    rows = "all rows" if complete else f"the first {FIRST_ROWS:,} rows"
+    rows = examined(complete)
     return (
         f"the output {output.name} is {shortened(output.only_value)!r} in {rows}, so there is nothing to learn; "
         "name another output column, or use rows with different answers"
     )
+
+
+def numbers_warning(output: Column, *, complete: bool) -> str:
+    """Return what is missing in the file if tags are numbers; empty if they are text."""
+    if output.largest_tag is None:
+        return ""
+    return (
+        f"the tags in {output.name} are numbers, from 0 to {output.largest_tag} in {examined(complete)}; before you "
+        "train, write their names in the order of the numbers, as decoder: {labels: [...]}"
+    )
+
+
+def examined(complete: bool) -> str:
+    """Return which rows were examined: all rows, or the first ones."""
+    return "all rows" if complete else f"the first {FIRST_ROWS:,} rows"
 
 
 def output_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
@@ -275,13 +294,15 @@ def output_yaml(output: Column, *, complete: bool) -> str:
         lines.append(f"    preprocessing: {{separator: {scalar(output.separator)}}}")
     elif output.kind == "set" and output.missing:
         lines.append("    # preprocessing: {missing_value_strategy: fill_with_const}   # if no value means no label")
-    if output.kind in ("category", "set", "tags"):
+    if output.largest_tag is not None:
+        numbers = f"0 to {output.largest_tag} in {examined(complete)}"
+        lines.append(f"    # decoder: {{labels: [O, B-PER, I-PER]}}   # write the names of the numbers, {numbers}")
+    elif output.kind in ("category", "set", "tags"):
         labels = f"labels: [{', '.join(map(scalar, output.labels))}]"
         if complete and len(output.labels) > 1:
             lines += ["    decoder:", f"      {labels}"]
         else:  # other labels may follow later in the file; without a list, those of the training rows are used
-            of = "all rows" if complete else f"the first {FIRST_ROWS:,} rows"
-            lines += [f"    # decoder: {{{labels}}}   # labels of {of}"]
+            lines += [f"    # decoder: {{{labels}}}   # labels of {examined(complete)}"]
     if output.kind == "number" and output.bounds:
         low, high = output.bounds
         lines += [f"    # decoder: {{minimum: {low:g}, maximum: {high:g}}}   # as in the first rows"]

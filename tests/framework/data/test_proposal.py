@@ -1,5 +1,6 @@
 """Tests of the proposal from a data file: the output, its type and labels, the inputs, and columns that are neither."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from partita.data.columns import Column, column_of
 from partita.data.first_rows import read_first_rows
 from partita.data.proposal import FIRST_ROWS, Proposal, proposal_of
+from partita_schema.cells import CellError
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.load import load_config
@@ -44,6 +46,12 @@ def propose(path: str, *, task: str | None) -> Proposal | None:
     return rows.propose(task) if rows else None
 
 
+def first_columns(path: str) -> Sequence[Column]:
+    rows = read_first_rows(path)
+    assert rows is not None
+    return rows.columns
+
+
 def config_of(path: str, task: str | None = None) -> tuple[str, Config]:
     """Return the proposed task and the configuration that init would write."""
     proposal = propose(path, task=task)
@@ -63,6 +71,21 @@ def test_a_column_with_few_values_is_a_category_with_all_labels(ending: str, tmp
     assert (task, shape(config)) == ("classify", (["review"], [("mood", "category")]))
     assert list(config.output_features[0].labels or ()) == ["a", "b"]
     assert config.prompt.task == "Classify the review as a or b."
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [["0.0", "1.0"], ["1e3", "2e3"], ["1", "1.0"], ["007", "008"]],
+    ids=lambda labels: labels[0],
+)
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_labels_that_look_like_numbers_are_those_that_the_output_reads(
+    ending: str, labels: list[str], tmp_path: Path
+) -> None:
+    rows = [{"text": f"text {n}", "label": f" {labels[n % 2]} "} for n in range(20)]
+    [output] = config_of(rows_file(tmp_path, rows, ending))[1].output_features
+    assert (output.type, sorted(output.labels or ())) == ("category", labels)
+    assert [output.cell_reader()(row["label"]) for row in rows] == [row["label"].strip() for row in rows]
 
 
 def test_numbers_are_a_score_if_the_name_or_the_task_suggests_it(tmp_path: Path) -> None:
@@ -100,6 +123,12 @@ def test_lists_with_few_labels_are_sets_and_other_lists_are_json(tmp_path: Path)
     assert config.output_features[0].labels == ("red", "blue", "green")
     assert config.prompt.task == "Write those of the labels red, blue, green that apply to the text, as a JSON array."
     assert shape(config_of(rows_file(tmp_path, rows), "extract")[1])[1] == [("words", "json")]
+
+
+def test_labels_in_lists_have_no_white_space_around_them(tmp_path: Path) -> None:
+    tags = [["red "], [" red", "blue"], [], ["green"]]
+    path = rows_file(tmp_path, [{"text": f"a text {n}", "tags": tags[n % 4]} for n in range(40)])
+    assert config_of(path)[1].output_features[0].labels == ("red", "blue", "green")
 
 
 @pytest.mark.parametrize("separator", [",", "; ", "|"])
@@ -331,6 +360,40 @@ def test_lists_next_to_words_are_their_tags(tmp_path: Path) -> None:
     assert config.output_features[0].labels == ("B-LOC", "O")
     other = rows_file(tmp_path, [row | {"ner_tags": ["O"]} for row in rows])
     assert shape(config_of(other)[1])[1] != [("ner_tags", "tags")]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("task", [None, "entities"])
+def test_numbers_next_to_words_are_their_tags_and_need_names(ending: str, task: str | None, tmp_path: Path) -> None:
+    rows = [{"id": f"{n}", "tokens": ["in", f"Oslo{n % 4}"], "ner_tags": [0, n % 3 * 4]} for n in range(20)]
+    path = rows_file(tmp_path, rows, ending)
+    proposal = propose(path, task=task)
+    assert proposal is not None
+    assert proposal.summary == "input tokens, output ner_tags (tags, numbers from 0 to 8); not used: id"
+    assert proposal.warning == (
+        "the tags in ner_tags are numbers, from 0 to 8 in all rows; before you train, write their names in the order "
+        "of the numbers, as decoder: {labels: [...]}"
+    )
+    chosen, config = config_of(path, task)
+    assert (chosen, shape(config)) == ("entities", (["tokens"], [("ner_tags", "tags")]))
+    assert config.output_features[0].labels is None
+    with pytest.raises(CellError, match=r"the tag 0 is an index of labels; write them as decoder: {labels: \[...\]}"):
+        config.output_features[0].cell_reader()([0, 4])
+
+    line = "    # decoder: {labels: [O, B-PER, I-PER]}   # write the names of the numbers, 0 to 8 in all rows\n"
+    assert line in proposal.features
+    named = proposal.features.replace("# decoder", "decoder", 1)
+    output = load_config(template(chosen, model="scratch", data=path, train=True, features=named)).config
+    assert output.output_features[0].cell_reader()([0, 2]) == ["O", "I-PER"]
+
+
+@pytest.mark.parametrize("numbers", [[-1, 0], [0, 100], [0, 0.5], [0, True], [0], [0, "O"], [[0], [1]]], ids=str)
+def test_other_lists_next_to_words_are_no_tags(numbers: list[Any], tmp_path: Path) -> None:
+    rows = [{"tokens": ["in", f"Oslo{n}"], "heads": numbers} for n in range(20)]
+    columns = {column.name: column.kind for column in first_columns(rows_file(tmp_path, rows))}
+    assert columns["heads"] != "tags"
+    ids = rows_file(tmp_path, [{"tokens": [n, n + 1], "tags": [0, 1]} for n in range(20)])
+    assert {column.kind for column in first_columns(ids)} == {"json"}
 
 
 def test_rows_that_cannot_be_read_and_a_missing_header_give_a_warning(tmp_path: Path) -> None:
