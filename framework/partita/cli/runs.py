@@ -112,12 +112,11 @@ def clean(
     from partita.report.runs_table import print_removable
     from partita.runs.cleaning import removable_of_cache, removable_of_runs
     from partita.runs.listing import read_runs
-    from partita_trainers.batch_size.cache import Cache
+    from partita_schema.common.files import user_cache_folder
 
     now = time.time()
     items = removable_of_runs(read_runs(folder), older_than_days=older_than, now=now)
-    tokens = Cache.of_user().folder.with_name("tokens")
-    items += removable_of_cache(tokens, older_than_days=older_than, now=now)
+    items += removable_of_cache(user_cache_folder() / "tokens", older_than_days=older_than, now=now)
     if not items:
         print(f"there is nothing to remove in {folder}")
         return

@@ -25,7 +25,7 @@ from partita.data.token_files import DamagedTokens, TokenWriter, read_tokens
 from partita.data.tokenized import IN_THIS_PROCESS, TokenizedDataset, encoded_chunks, note_chunk, save_checked
 from partita.runs.files import WRITE_ERRORS
 from partita.runs.locks import not_inherited, try_lock
-from partita_schema.common.files import sync_folder
+from partita_schema.common.files import sync_folder, user_cache_folder
 from partita_schema.errors import WriteError
 from partita_schema.sections.data import LoaderOptions
 
@@ -69,10 +69,8 @@ class TokenCache:
 
     @classmethod
     def of_user(cls) -> "TokenCache":
-        """Return the cache in `tokens` of PARTITA_CACHE, else of `partita` in the user's cache folder."""
-        from partita_trainers.batch_size.cache import Cache
-
-        return cls(Cache.of_user().folder.with_name("tokens"))
+        """Return the cache in `tokens` of the user's cache folder."""
+        return cls(user_cache_folder() / "tokens")
 
     def encode(
         self,

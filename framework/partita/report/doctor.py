@@ -10,14 +10,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from partita_schema.common.files import user_cache_folder
 from partita_schema.common.text import counted
-from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.linux import cgroup_free_bytes, cgroup_total, meminfo, processor
 
 HUB_SECONDS = 3.0
@@ -117,7 +118,7 @@ def diagnose() -> Diagnosis:
         f"{platform.platform()}",
         requirements=needed,
         devices=tuple(devices),
-        problems=(*unfit, *failures),
+        problems=(*unfit, *failures, *unwritable_folders()),
         memory=memory(),
         disk=tuple(disk()),
         hub=ask_hub(seconds=HUB_SECONDS),
@@ -189,12 +190,56 @@ def disk() -> Iterator[tuple[str, str, int]]:
     folders = {
         "current folder": Path.cwd(),
         "models of the Hub": Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser(),
-        "cache of partita": Cache.of_user().folder.parent,
-        "temporary files": Path(tempfile.gettempdir()),
+        "cache of partita": user_cache_folder(),
+        "temporary files": temporary_folder(),
     }
     for name, folder in folders.items():
-        there = next((parent for parent in (folder, *folder.parents) if parent.is_dir()), Path("/"))
-        yield name, str(folder), shutil.disk_usage(there).free
+        yield name, str(folder), shutil.disk_usage(existing(folder)).free
+
+
+def unwritable_folders() -> Iterator[str]:
+    """Yield problems with the folders that every run writes to: the cache, which is created, and temporary files."""
+    cache, temporary = user_cache_folder(), temporary_folder()
+    if reason := why_unwritable(existing(cache)):
+        yield (
+            f"the cache of partita cannot be written to {cache}: {reason}; name another folder in the environment "
+            "variable PARTITA_CACHE"
+        )
+    if reason := why_unwritable(temporary):
+        yield (
+            f"temporary files cannot be written to {temporary}: {reason}; name another folder in the environment "
+            "variable TMPDIR"
+        )
+
+
+def temporary_folder() -> Path:
+    """Return the folder of temporary files. If it cannot be written to, Python uses another one without a warning."""
+    if named := os.environ.get("TMPDIR"):
+        return Path(named)
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # no folder can be written to
+        return Path("/tmp")
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest parent that exists, which may be a file."""
+    for parent in (folder, *folder.parents):
+        with suppress(OSError):  # raised in a folder that may not be read
+            if parent.exists():
+                return parent
+    return Path("/")
+
+
+def why_unwritable(folder: Path) -> str:
+    """Return why no file can be written in a folder; empty if one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"partita")
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def ask_hub(*, seconds: float) -> str:

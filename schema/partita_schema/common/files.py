@@ -1,7 +1,8 @@
-"""Files that are replaced atomically: a reader sees all of the new content or all of the old."""
+"""Files that are replaced atomically: a reader sees all of the new content or all of the old. The cache of the user."""
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,3 +59,16 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def user_cache_folder() -> Path:
+    """Return the folder in `PARTITA_CACHE`, else `partita` in the user's cache folder; `~` is the home of the user.
+
+    If there is no home, as in many containers, return `partita` in the folder of temporary files.
+    """
+    try:
+        if named := os.environ.get("PARTITA_CACHE"):
+            return Path(named).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partita"
+    except RuntimeError:  # raised by `home` and `expanduser`
+        return Path(tempfile.gettempdir()) / "partita"

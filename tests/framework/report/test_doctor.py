@@ -70,6 +70,55 @@ def test_missing_packages_come_with_the_command_that_installs_them(monkeypatch: 
     assert not any("partita[plot]" in line for line in lines)
 
 
+def problems_of(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(doctor, "requirements", lambda: iter(()))
+    return diagnose().problems
+
+
+@pytest.mark.parametrize("inside", ["", "folder/in it"], ids=["file", "folder in a file"])
+def test_a_cache_that_is_a_file_is_a_problem(inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    cache = tmp_path / "file" / inside
+    monkeypatch.setenv("PARTITA_CACHE", str(cache))
+    [problem] = problems_of(monkeypatch)
+    assert problem == (
+        f"the cache of partita cannot be written to {cache}: Not a directory; name another folder in the environment "
+        "variable PARTITA_CACHE"
+    )
+
+
+def test_a_cache_that_cannot_be_written_is_a_problem(without_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = without_root / "closed"
+    closed.mkdir(mode=0o000)
+    monkeypatch.setenv("PARTITA_CACHE", str(closed / "cache" / "of partita"))
+    [problem] = problems_of(monkeypatch)
+    closed.chmod(0o700)
+    assert problem == (
+        f"the cache of partita cannot be written to {closed}/cache/of partita: Permission denied; name another folder "
+        "in the environment variable PARTITA_CACHE"
+    )
+
+
+def test_a_cache_that_does_not_exist_yet_is_no_problem_and_is_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "new" / "cache"))
+    assert problems_of(monkeypatch) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_temporary_files_that_does_not_exist_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    [problem] = problems_of(monkeypatch)
+    assert problem == (
+        f"temporary files cannot be written to {tmp_path}/none: No such file or directory; name another folder in the "
+        "environment variable TMPDIR"
+    )
+
+
 def test_every_extra_except_the_one_for_developers_is_explained() -> None:
     assert {one.extra for one in requirements()} == {"", *EXTRAS}
 

@@ -1,11 +1,12 @@
-"""Tests of atomic file replacement."""
+"""Tests of atomic file replacement, and of the cache folder of the user."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from partita_schema.common.files import replacing_folder, write_atomically
+from partita_schema.common.files import replacing_folder, user_cache_folder, write_atomically
 
 
 def test_a_written_file_is_flushed_to_disk(tmp_path: Path, forced: Any) -> None:
@@ -48,3 +49,26 @@ def test_a_folder_is_unchanged_after_an_error(tmp_path: Path) -> None:
         write_folder(tmp_path / "model", "new \ud800")
 
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["model", "model/old"]
+
+
+def test_the_cache_of_the_user_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("PARTITA_CACHE", "~/own")
+    assert user_cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("PARTITA_CACHE")
+    assert user_cache_folder() == tmp_path / "xdg" / "partita"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert user_cache_folder() == tmp_path / ".cache" / "partita"
+
+
+@pytest.mark.parametrize("named", ["", "~no user of this name/cache"])
+def test_a_user_without_a_home_has_a_cache_too(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTITA_CACHE", named)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert user_cache_folder() == Path(tempfile.gettempdir()) / "partita"

@@ -78,20 +78,6 @@ def test_no_partial_file_is_left(tmp_path: Path) -> None:
 def test_the_default_folder_is_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "own"))
     assert Cache.of_user().folder == tmp_path / "own" / "batch_sizes"
-    monkeypatch.delenv("PARTITA_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert Cache.of_user().folder == tmp_path / "xdg" / "partita" / "batch_sizes"
-
-
-def test_a_user_without_a_home_has_a_cache_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PARTITA_CACHE")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", homeless)
-    assert Cache.of_user().folder.name == "batch_sizes"
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:

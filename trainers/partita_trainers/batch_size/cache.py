@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from partita_schema.common.checksums import json_digest, sealed, unsealed
+from partita_schema.common.files import user_cache_folder
 from partita_trainers.batch_size.probe import BatchSize
 
 logger = logging.getLogger(__name__)
@@ -26,15 +27,8 @@ class Cache:
 
     @classmethod
     def of_user(cls) -> "Cache":
-        """Return the cache in `PARTITA_CACHE`, else in `partita` in the user's cache folder."""
-        folder = os.environ.get("PARTITA_CACHE")
-        if folder:
-            return cls(Path(folder) / "batch_sizes")
-        try:
-            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        except RuntimeError:  # a user without a home, as in many containers
-            base = Path(tempfile.gettempdir())
-        return cls(base / "partita" / "batch_sizes")
+        """Return the cache in `batch_sizes` of the user's cache folder."""
+        return cls(user_cache_folder() / "batch_sizes")
 
     def load(self, key: Mapping[str, Any]) -> BatchSize | None:
         """Return the result saved under the same key, or None."""

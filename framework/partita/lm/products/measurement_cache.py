@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from partita_schema.common.checksums import sealed, unsealed
-from partita_trainers.batch_size.cache import Cache
+from partita_schema.common.files import user_cache_folder
 from partita_trainers.batch_size.linux import processor
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def cpu_description() -> dict[str, Any]:
 def cache_path(folder: str, key: Mapping[str, Any]) -> Path:
     """Return the path of the file with a measurement, in this folder of the cache directory of the user."""
     text = json.dumps(key, sort_keys=True)
-    return Cache.of_user().folder.with_name(folder) / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    return user_cache_folder() / folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def cached_measurement(
