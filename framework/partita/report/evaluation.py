@@ -12,6 +12,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from partita.runs.row_results import BASE, FOLDER, EvaluationHeader, read_header
+from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 
 BLOCK = 1 << 19
@@ -161,7 +162,7 @@ class SplitResults:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Read the results of an evaluation. Raise DataError if the file is damaged or of a newer version."""
+    """Read the results of an evaluation. Raise DataError if the file is damaged, cut or of a newer version."""
     header = read_header(path)
     evaluation = Evaluation(header, outputs={name: OutputColumn(kind) for name, kind in header.outputs.items()})
     with path.open("rb") as file:
@@ -173,6 +174,12 @@ def read_evaluation(path: Path) -> Evaluation:
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 number = before + 1 + damaged_line(block.splitlines())
                 raise DataError(f"{path}, line {number}, is damaged; evaluate the run again") from None
+    if len(evaluation) < header.rows:
+        rows = counted(header.rows, "row")
+        raise DataError(
+            f"{path} is damaged: its first line says {rows}, but only {len(evaluation):,} of them follow; evaluate the "
+            "run again"
+        )
     return evaluation
 
 

@@ -10,6 +10,7 @@ evaluations/    results of the rows of each evaluated split
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from partita_schema.common.checksums import parse_json, sealed
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import counted
 from partita_schema.config import Config
+from partita_schema.errors import ConfigError, Problem, shortened
 from partita_schema.records import ManifestRecord
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,17 @@ class RunDirectory:
         return any(self.checkpoints.glob("step-*"))
 
     def log_step(self, record: Mapping[str, Any]) -> None:
-        """Append a record to log.jsonl, and pass it to the trackers."""
+        """Append a record to log.jsonl, and pass it to the trackers.
+
+        Raises:
+            ConfigError: The record of a custom trainer has no step, which is a whole number.
+        """
+        if not isinstance(record.get("step"), Integral):
+            message = (
+                f"run.log_step got a record without a whole number as step: {shortened(repr(dict(record)))}; "
+                'write one, such as {"step": 1, "loss": 0.5}'
+            )
+            raise ConfigError([Problem("trainer.target", message)])
         with (self.folder / "log.jsonl").open("a", encoding="utf8") as file:
             file.write(strict_json(record) + "\n")
         self.trackers.log({f"train/{key}": value for key, value in record.items()}, step=record["step"])

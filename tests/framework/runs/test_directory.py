@@ -1,4 +1,5 @@
 import json
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from partita.runs.opening import open_run
 from partita.runs.settings import check_same, leaves
 from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
-from partita_schema.errors import DataError, LostRankError, PartitaError, ResumeError, WriteError
+from partita_schema.errors import ConfigError, DataError, LostRankError, PartitaError, ResumeError, WriteError
 from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.backend import TorchrunBackendConfig
 from partita_schema.sections.simulation import EnvironmentWorldConfig, Simulation, Tasks
@@ -488,6 +489,17 @@ def test_a_value_that_cannot_be_written_does_not_stay_in_the_manifest(tmp_path: 
         run.note(steps="many")
     assert manifest(tmp_path)["status"] == "failed"
     assert "many" in manifest(tmp_path)["error"]
+
+
+@pytest.mark.parametrize("record", [{"loss": 0.5}, {"step": None}, {"step": "three"}], ids=str)
+def test_a_logged_record_without_a_step_is_a_mistake_of_the_trainer(record: dict[str, Any], tmp_path: Path) -> None:
+    message = (
+        f"trainer.target: run.log_step got a record without a whole number as step: {record}; "
+        'write one, such as {"step": 1, "loss": 0.5}'
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"), opened(tmp_path / "r") as run:
+        run.log_step(record)
+    assert not (tmp_path / "r" / "log.jsonl").exists()
 
 
 def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:

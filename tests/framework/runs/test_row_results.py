@@ -1,5 +1,7 @@
 """Row results of an evaluation are read as they were written; damage is an error with its line."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,17 @@ def test_a_damaged_row_is_an_error_with_its_line(tmp_path: Path, line: bytes) ->
     first, second, *_ = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([first, second, line, b""]))
     with pytest.raises(DataError, match=r"test\.jsonl, line 3, is damaged; evaluate the run again"):
+        read_evaluation(path)
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_a_file_that_was_cut_after_a_line_is_an_error(left: int, tmp_path: Path) -> None:
+    path = evaluation_path(tmp_path, "test")
+    write_row_results(path, replace(HEADER, rows=4), ROWS)
+    assert len(read_evaluation(path)) == 4
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: 1 + left]))
+    message = f"{path} is damaged: its first line says 4 rows, but only {left} of them follow; evaluate the run again"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         read_evaluation(path)
 
 
