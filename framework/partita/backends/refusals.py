@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from partita_schema.config import Config
 from partita_schema.errors import PartitaError
+
+if TYPE_CHECKING:
+    from partita_schema.config import Config
 
 EVALUATE_ONLY = "train with trainer: {type: none}"
 USE_THIS_PROCESS = "remove backend, or add --set 'backend={type: local}'"
@@ -58,7 +60,7 @@ BY_TYPE = {"endpoint": ENDPOINT, "ray": RAY}
 """What backends do not support, by backend.type; other backends support all verbs."""
 
 
-def check_supported(config: Config, verb: str) -> None:
+def check_supported(config: "Config", verb: str) -> None:
     """Raise PartitaError if the backend of the configuration does not support a verb."""
     if config.backend.type in BY_TYPE:
         BY_TYPE[config.backend.type].check(verb)

@@ -35,12 +35,8 @@ class StubModel:
 
 
 Call = Callable[..., StubModel]
-OPENED_BY = {
-    "export": ("export", "open_model"),
-    "merge": ("export", "open_model"),
-    "push": ("push", "open_model"),
-}
-"""Module of each command, and its function that opens the model, unless that is `start_model`."""
+MODULES = {"merge": "export"}
+"""Module of each command, unless it has the name of the command."""
 
 
 @pytest.fixture
@@ -49,8 +45,10 @@ def call(monkeypatch: pytest.MonkeyPatch, command: Command, tmp_path: Path) -> C
 
     def asked_by(*words: str) -> StubModel:
         model = StubModel()
-        module, opens = OPENED_BY.get(words[0], (words[0], "start_model"))
-        monkeypatch.setattr(sys.modules[f"partita.cli.{module}"], opens, model.open)
+        module = sys.modules[f"partita.cli.{MODULES.get(words[0], words[0])}"]
+        for opens in ("open_model", "start_model"):
+            if hasattr(module, opens):
+                monkeypatch.setattr(module, opens, model.open)
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("PARTITA_LLAMA_CPP", raising=False)
         assert command(*words) == 2
