@@ -290,6 +290,16 @@ def test_embeddings_are_learned_evaluated_and_predicted(place: Path) -> None:
         assert np.array_equal(np.array([json.loads(row["vector"]) for row in csv.DictReader(file)], "float32"), vectors)
 
 
+def test_the_batch_size_of_an_evaluation_is_that_of_its_loss(place: Path) -> None:
+    trainer = {"type": "finetune", "batch_size": 8, "eval_batch_size": "auto", "max_steps": 1}
+    Model(settings(trainer=trainer), quiet=True).train(run=place / "run")
+    trained, new = Model.load(place / "run", quiet=True), Model(settings(trainer={"type": "none"}), quiet=True)
+    for model in (trained, new):
+        sizes = model.tune(place / "rows.jsonl", fresh=True).by_purpose()
+        assert sizes.keys() == {"generation", "evaluation"}
+        assert model.evaluate(place / "rows.jsonl")["vector"]["n"] == 60
+
+
 @pytest.mark.parametrize("pooling", ["auto", "cls", "last"])
 def test_saved_embeddings_are_those_of_transformers_and_sentence_transformers(place: Path, pooling: str) -> None:
     from sentence_transformers import SentenceTransformer

@@ -38,6 +38,7 @@ from partita.report.transcript_page import write_page
 from partita.runs.cost import merged
 from partita.runs.directory import RunDirectory
 from partita.runs.earlier_results import remove_earlier_results
+from partita.runs.exits import exits_as_errors
 from partita.runs.manifest import MANIFESTS
 from partita.serving.engine import MAX_REQUESTS, ServingEngine, context_of
 from partita.simulation.build import section_of
@@ -55,7 +56,6 @@ from partita.training.self_training import SelfTraining, check_rounds, rounds_of
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_trainers.base import Trainer, TrainResult
-from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.callbacks import check_calls_callbacks
 from partita_trainers.process_group import main_process_first, synchronized_errors
@@ -110,7 +110,7 @@ class LocalBackend(Backend):
 
     def new_tuner(self, pipeline: LocalPipeline, *, fresh: bool = False) -> BatchSizeTuner:
         """Return a tuner for a model; with `fresh`, it ignores cached sizes."""
-        return BatchSizeTuner(pipeline, cache=Cache.of_user(), fresh=fresh, process_group=self.context.process_group)
+        return BatchSizeTuner(pipeline, fresh=fresh, process_group=self.context.process_group)
 
     def drop_model(self) -> None:
         """Release the model; the next use loads it again."""
@@ -170,8 +170,9 @@ class LocalBackend(Backend):
     def train(self, dataset: Any, run: str | Path | None, *, callbacks: Sequence[object] = ()) -> TrainResult:
         """Train, or evaluate with `trainer: {type: none}`; see `Model.train`."""
         context, process_group = self.context, self.context.process_group
-        trainer = self.checked_trainer(dataset)
-        callbacks = self.all_callbacks(trainer, callbacks)
+        with exits_as_errors():
+            trainer = self.checked_trainer(dataset)
+            callbacks = self.all_callbacks(trainer, callbacks)
         named = None if run is None else Path(run)
         chosen = process_group.run_on_rank_zero(lambda: context.choose_run(named), "the folder of the run")
         with context.open_run(chosen.folder) as directory:
@@ -406,7 +407,9 @@ class LocalBackend(Backend):
         with synchronized_errors(context.process_group, "opening the data"):
             rows = context.evaluation_rows()[1] if dataset is None else context.open_dataset(dataset)
         tuner = self._tuner = self.new_tuner(pipeline, fresh=fresh)
-        sizes = answering_sizes(pipeline, rows, tuner=tuner)
+        # The weight of bad answers, which a saved model may not have recorded, does not change what a batch takes.
+        objective = evaluation_objective(context.config, undesirable_weight=1.0)
+        sizes = answering_sizes(pipeline, rows, tuner=tuner, objective=objective)
         tuner.fresh = False  # later verbs use the sizes found now
         return sizes
 

@@ -16,7 +16,6 @@ from partita.simulation.build import section_of
 from partita.simulation.reward_checker import RewardChecker
 from partita.tokenizers.load import tokenizer_digest
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
-from partita_trainers.batch_size.cache import Cache
 from partita_trainers.process_group import SINGLE_PROCESS
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ def load_answer_scorer(folder: Path, *, key: str, quiet: bool = False, trust_rem
         trainable=False,
     )
     # Each rank scores its own answers, so the tuner may not wait for others.
-    return AnswerScorer(pipeline, BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=SINGLE_PROCESS))
+    return AnswerScorer(pipeline, BatchSizeTuner(pipeline, process_group=SINGLE_PROCESS))
 
 
 def load_best_of(context: RunContext, options: GenerationOptions, *, tokenizer: Any) -> BestOf:

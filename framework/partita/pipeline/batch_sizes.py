@@ -74,7 +74,6 @@ class BatchSizeTuner:
         self,
         pipeline: TunedPipeline,
         *,
-        cache: Cache,
         fresh: bool = False,
         process_group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
@@ -82,11 +81,11 @@ class BatchSizeTuner:
 
         Args:
             pipeline: Config, model and generation settings.
-            cache: Stores sizes between runs.
             fresh: Whether to ignore cached sizes.
             process_group: The ranks that look for a size together and get the same one.
         """
-        self.pipeline, self.cache, self.fresh = pipeline, cache, fresh
+        self.pipeline, self.fresh = pipeline, fresh
+        self.cache = Cache.of_user()
         self.config, self.lm = pipeline.config, pipeline.lm
         self.process_group = process_group
         self.memory = device_memory(

@@ -183,8 +183,15 @@ def evaluation_sizes(
     return sizes
 
 
-def answering_sizes(pipeline: LocalPipeline, rows: Rows, *, tuner: BatchSizeTuner) -> BatchSizes:
-    """Return the sizes for generation, if there are prompts, and for evaluation if the rows have answers."""
+def answering_sizes(pipeline: LocalPipeline, rows: Rows, *, tuner: BatchSizeTuner, objective: Objective) -> BatchSizes:
+    """Return the sizes for generation, if there are prompts, and for evaluation if the rows have answers.
+
+    Args:
+        pipeline: The pipeline for prediction.
+        rows: The rows to answer.
+        tuner: Finds batch sizes.
+        objective: What evaluations compute.
+    """
     sizes = BatchSizes()
     if not pipeline.config.plain_text:
         lengths, shared = prompt_lengths(pipeline, [rows], process_group=tuner.process_group)
@@ -192,7 +199,8 @@ def answering_sizes(pipeline: LocalPipeline, rows: Rows, *, tuner: BatchSizeTune
     if not has_answers(rows, pipeline.config):
         return sizes
     encoded = build_eval_dataset(pipeline, rows, split="test", ledger=Ledger(None, max_bad_rows=1.0)).encoded
-    return replace(sizes, evaluation=tuner.evaluation(encoded.lengths, max_loss_tokens_of([encoded])))
+    size = tuner.evaluation(encoded.lengths, max_loss_tokens_of([encoded]), objective=objective)
+    return replace(sizes, evaluation=size)
 
 
 def evaluates_never(pipeline: LocalPipeline) -> bool:

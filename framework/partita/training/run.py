@@ -43,7 +43,6 @@ from partita.training.trainer_result import check_result, save_unless_saved
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_trainers.base import Trainer, TrainerContext, TrainResult
-from partita_trainers.batch_size.cache import Cache
 from partita_trainers.objective import objective_of
 from partita_trainers.process_group import ProcessGroup, main_process_first, synchronized_errors
 
@@ -80,7 +79,7 @@ def train_in(
             note_origin(directory, pipeline)
             note_weights(directory, pipeline)
             note_number_format(directory, pipeline)
-    tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=process_group)
+    tuner = BatchSizeTuner(pipeline, process_group=process_group)
     with tokens_made_once(process_group, pipeline, folder=folder) as shared:
         result = run_trainer(
             trainer, shared, data, directory, tuner=tuner, process_group=process_group, callbacks=callbacks

@@ -44,7 +44,6 @@ from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_schema.sections.simulation import Simulation, Tasks
 from partita_schema.sections.sources import SimulationSource
 from partita_trainers.base import TrainResult
-from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.device_errors import free_everything
 from partita_trainers.process_group import ProcessGroup, synchronized_errors
 from partita_trainers.registry import build_trainer
@@ -52,9 +51,9 @@ from partita_trainers.registry import build_trainer
 logger = logging.getLogger(__name__)
 
 HISTORY = "predicted"
+"""History of the dialogues of a round: the model sees its own earlier answers."""
 ROUNDING = 1e-9
 """By how much more than the guard a success rate may fall: 8 of 20 less 7 of 20 is a little more than 0.05."""
-"""History of the dialogues of a round: the model sees its own earlier answers."""
 
 OpenRun = Callable[[Path, Config], AbstractContextManager[RunDirectory]]
 """Opens a run directory for a configuration."""
@@ -180,7 +179,7 @@ class SelfTraining:
         config = self.config.model_copy(update={"simulation": section})
         with synchronized_errors(self.process_group, "loading the model"):
             pipeline = self.build_pipeline(config, number, trainable=False)
-        tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.process_group)
+        tuner = BatchSizeTuner(pipeline, process_group=self.process_group)
         fingerprint = model_fingerprint(pipeline, result=self.weights(number - 1), folder=pipeline.folder)
         simulated = simulate(
             {AGENT: AgentModel(pipeline, tuner, fingerprint), **self.others()},

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from partita import ConfigError, Model
+from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.runs.directory import RunDirectory
 
 from ...json_lines import write_json_lines
@@ -138,6 +139,29 @@ def test_a_new_model_is_compared_with_its_random_weights(kind: str, tmp_path: Pa
 
     assert in_this_process == pytest.approx(trained, rel=1e-4, abs=1e-6)
     assert again == pytest.approx(trained, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
+def test_the_batch_size_of_an_evaluation_is_that_of_its_loss(
+    base: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path, kind, base_model=str(base))
+    config["trainer"]["eval_batch_size"] = "auto"
+    Model(config, quiet=True).train(run=tmp_path / "run")
+    model = Model.load(tmp_path / "run", quiet=True)
+    found, evaluation = list[str](), BatchSizeTuner.evaluation
+
+    def noted(tuner: BatchSizeTuner, *args: Any, **options: Any) -> Any:
+        found.append(type(options["objective"]).__name__)
+        return evaluation(tuner, *args, **options)
+
+    monkeypatch.setattr(BatchSizeTuner, "evaluation", noted)
+    tuned = model.tune(fresh=True).evaluation
+    model.evaluate()
+
+    assert tuned is not None
+    assert tuned.origin == "tuned"
+    assert found == [{"dpo": "PairObjective", "kto": "KtoObjective"}[kind]] * 2
 
 
 def test_a_saved_model_is_evaluated_with_the_loss_of_its_run(base: Path, tmp_path: Path) -> None:

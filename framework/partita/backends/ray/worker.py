@@ -34,7 +34,6 @@ from partita.runs.log import show_log
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.config import Config
 from partita_trainers.base import Batch
-from partita_trainers.batch_size.cache import Cache
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.objective import Objective, ObjectiveContext
 from partita_trainers.process_group import SingleProcess
@@ -231,7 +230,7 @@ class Worker:
         """Return the tuner that finds batch sizes and guards memory; reused while model and options do not change."""
         pipeline = GenerationModel(self.order.config, self.order.folder, self.lm, options, max_new_tokens)
         if self._tuner is None or self._tuner.pipeline != pipeline:
-            self._tuner = BatchSizeTuner(pipeline, cache=Cache.of_user(), process_group=self.machine_group)
+            self._tuner = BatchSizeTuner(pipeline, process_group=self.machine_group)
         return self._tuner
 
     def take_log_messages(self) -> Iterator[LogMessage]:
