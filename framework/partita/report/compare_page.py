@@ -69,7 +69,8 @@ def verdict(pair: PairComparison, reference: str) -> str:
     name = metric.metric
     values = f"{name} {as_number(name, metric.result.value)} against {as_number(name, metric.reference.value)}"
     difference = metric.difference
-    interval = f"difference {signed(name, difference.value)}, 95 % interval {interval_text(name, difference)}"
+    ends = interval_text(name, difference)
+    interval = f"difference {signed(name, difference.value)}{f', 95 % interval {ends}' if ends else ''}"
     if metric.verdict == "no measurable difference":
         return f"No measurable difference between {pair.run} and {reference}: {values} ({interval})."
     return f"{pair.run} is {metric.verdict} than {reference}: {values} ({interval})."

@@ -12,7 +12,7 @@ from partita.report.comparison import Comparison, PairComparison
 from partita.report.disagreements import Disagreement
 from partita.report.measures import MetricEstimate
 from partita.report.number_text import as_number
-from partita.report.statistics import Difference
+from partita.report.statistics import Difference, has_interval
 from partita_schema.common.text import counted, value_text
 from partita_schema.errors import shortened
 from partita_schema.sections.outputs import direction_of
@@ -142,8 +142,8 @@ def signed(name: str, value: float) -> str:
 
 
 def interval_text(name: str, difference: Difference) -> str:
-    """Format the interval of a difference of a metric."""
-    return f"{signed(name, difference.low)} to {signed(name, difference.high)}"
+    """Format the interval of a difference of a metric; empty if it has none."""
+    return f"{signed(name, difference.low)} to {signed(name, difference.high)}" if has_interval(difference) else ""
 
 
 def p_text(p: float) -> str:

@@ -12,7 +12,7 @@ from partita.report.number_text import is_count
 from partita.report.resampling import Blocks, difference_of, interval_of
 from partita.report.row_metrics import estimates_of, num_resampled
 from partita.report.row_shares import shares_of
-from partita.report.statistics import Difference, Interval, right_difference, share_interval
+from partita.report.statistics import Difference, Interval, has_interval, right_difference, share_interval
 from partita.runs.listing import find_metric
 from partita_schema.sections.objectives import DOCUMENT_METRICS
 from partita_schema.sections.outputs import direction_of
@@ -39,8 +39,8 @@ class MetricEstimate:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the metric has an interval."""
-        return math.isfinite(self.result.low)
+        """Whether the metric has an interval that says something about other rows."""
+        return has_interval(self.result)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -65,8 +65,9 @@ class MetricEstimate:
         difference = self.difference
         p = "below 0.001" if difference.p < 0.001 else f"{difference.p:.3f}"
         values = f"{self.metric} {self.result.value:.4g} against {self.reference.value:.4g}"
-        interval = f"95 % interval {difference.low:+.4g} to {difference.high:+.4g}"
-        return f"{values} (difference {difference.value:+.4g}, {interval}, p {p}): {self.verdict}"
+        has_width = has_interval(difference)
+        interval = f", 95 % interval {difference.low:+.4g} to {difference.high:+.4g}" if has_width else ""
+        return f"{values} (difference {difference.value:+.4g}{interval}, p {p}): {self.verdict}"
 
     def record(self) -> dict[str, Any]:
         """Return the metric as a flat JSON-compatible dictionary; `first` is the reference, `second` the model."""
@@ -100,16 +101,16 @@ class SplitMeasures:
 
 
 def main_measure(measures: Sequence[MetricEstimate], wanted: Sequence[str]) -> MetricEstimate | None:
-    """Return the metric that describes a model best: one of `wanted`, else the first of an output, else the loss.
+    """Return the metric that describes a model best: one of `wanted`, else the first that measures quality.
 
     Args:
         measures: Its metrics.
         wanted: Names of metrics, the best one first, as from `main_metrics`.
     """
     named = {measure.metric: measure for measure in measures}
-    found = [find_metric(name, named) for name in wanted if name != "loss"]
-    judged = [name for name in named if direction_of(name) and name not in ("loss", *DOCUMENT_METRICS)]
-    return next((named[name] for name in (*found, *judged, "loss", *named) if name in named), None)
+    found = [find_metric(name, named) for name in wanted]
+    judged = [name for name in named if direction_of(name) and name not in DOCUMENT_METRICS]
+    return next((named[name] for name in (*found, *judged, *named) if name in named), None)
 
 
 def measure_rows(

@@ -42,6 +42,14 @@ class Difference(NamedTuple):
     """The test that the p-value is of: McNemar's exact test for right and wrong rows, else the bootstrap over rows."""
 
 
+def has_interval(estimate: Interval | Difference) -> bool:
+    """Return whether the interval of an estimate says something about other rows.
+
+    One that is not known has no width, nor has one of resamples that all have the same value.
+    """
+    return estimate.low < estimate.high
+
+
 def share_interval(right: int, rows: int) -> Interval:
     """Return a share with its score interval (Wilson 1927), which has a width also if all rows are right.
 

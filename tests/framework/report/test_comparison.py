@@ -15,6 +15,7 @@ from partita.data.episode import Episode
 from partita.outputs.text import TextMetrics
 from partita.report.compare_page import verdict
 from partita.report.comparison import Comparison, compare_runs
+from partita.report.comparison_table import metric_row
 from partita.report.evaluation import read_evaluations
 from partita.report.measures import MetricEstimate, measures_of
 from partita.report.run_record import read_run
@@ -519,8 +520,20 @@ def test_a_comparison_is_printed_with_a_line_for_each_metric(evaluated: Evaluate
         str(comparison),
         re.MULTILINE,
     )
+    # Each resample of these rows has the same difference.
+    assert "\n  team.macro_f1 0 against 1 (difference -1, p below 0.001): worse\n" in str(comparison)
     assert note.startswith("note: ")
     assert pretty(comparison) == str(comparison)
+
+
+def test_a_difference_that_all_resamples_have_is_compared_without_an_interval(evaluated: Evaluated) -> None:
+    section = {"trainer": {"type": "finetune", "validation_metric": "team.macro_f1"}}
+    a, b = (evaluated(name, teams(rows * 20), **section) for name, rows in (("a", "+"), ("b", "-")))
+    (pair,) = compare_runs([a, b]).pairs
+
+    assert verdict(pair, "a") == "b is worse than a: team.macro_f1 0.000 against 1.000 (difference -1.000)."
+    assert pair.main is not None
+    assert metric_row(pair.main) == ["team.macro_f1", "1.000", "0.000", "-1.000", "", "<0.001", "worse"]
 
 
 def test_rows_of_the_data_and_versions_that_differ_are_settings(make_run: MakeRun) -> None:

@@ -10,6 +10,7 @@ from partita.report.comparison import compare_runs
 from partita.report.evaluation import read_evaluations
 from partita.report.measures import measure_rows
 from partita.report.run_record import PREFERENCE_VALUES, STEP_VALUES, read_steps
+from partita.runs.listing import read_summary
 from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow, evaluation_path
 
 from ..recorded_results import write_row_results
@@ -257,10 +258,24 @@ def test_a_metric_relative_to_the_base_model_is_not_missing_there(tmp_path: Path
     still = [one_pair(f"row-{index}", chosen=0.0, rejected=0.0) for index in range(9)]
     rows = [one_pair(f"row-{index}", chosen=index / 9, rejected=0.5) for index in range(9)]
 
-    page = page_of(write_preference_run(tmp_path / "run", results=rows, base=still))
+    trainer = {"type": "preference", "validation_metric": "rewards/accuracies"}
+    page = page_of(write_preference_run(tmp_path / "run", results=rows, base=still, config={"trainer": trainer}))
 
     assert "The rewards/accuracies is" in page.text
     assert "the base model was not evaluated" not in page.text
+
+
+def test_the_first_sentence_without_generated_answers_has_the_loss_that_the_list_of_runs_shows(tmp_path: Path) -> None:
+    rows = rows_of(30, pair(0.8, answered=False))
+    mean = sum(row.loss for row in rows if row.loss is not None) / len(rows)
+    metrics = {"test": {"loss": mean, "rewards/margins": 0.036}}
+
+    run = write_preference_run(tmp_path / "run", results=rows, metrics=metrics)
+
+    listed = read_summary(run).metric()
+    assert listed is not None
+    assert listed.name == "loss"
+    assert f"The loss is {listed.value:.3f} (95 % interval " in page_of(run).text
 
 
 def test_runs_on_preferences_are_compared_pair_by_pair(tmp_path: Path) -> None:

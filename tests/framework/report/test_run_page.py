@@ -134,6 +134,16 @@ def test_metrics_without_an_interval_are_named_with_the_reason(tmp_path: Path) -
     ) in page_of(run).texts
 
 
+def test_the_first_sentence_has_no_interval_if_all_resamples_have_the_same_value(tmp_path: Path) -> None:
+    rows = [RecordedRow(str(index), "Once", None, 1.0, 4) for index in range(9)]
+    base = [RecordedRow(str(index), "Once", None, 3.0, 4) for index in range(9)]
+    alone, beside = write_run(tmp_path / "a", results=rows), write_run(tmp_path / "b", results=rows, base=base)
+
+    assert "The loss is 1.000 on 9 rows of the test split." in page_of(alone).texts
+    sentence = "Better than the base model: loss is 1.000 against 3.000, better by 2.000 on 9 rows of the test split."
+    assert sentence in page_of(beside).texts
+
+
 def test_scores_of_many_labels_have_curves_without_an_interval(tmp_path: Path) -> None:
     rows = rows_of(30, category(0.5))
     run = write_run(tmp_path / "run", outputs={"team": "category"}, results=rows)

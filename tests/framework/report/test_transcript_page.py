@@ -50,6 +50,17 @@ def test_dialogues_of_repeated_tasks_have_no_intervals() -> None:
     assert "The success rate is 0.500 in 2 dialogues with predicted history." in result.texts
 
 
+def test_the_first_sentence_has_no_interval_if_all_dialogues_are_the_same() -> None:
+    both = [Episode(key, key, {}, 1) for key in "ab"]
+    for one in both:
+        for gold in ("two", None):  # with a turn that has no right answer, success is not known
+            one.observe([{"role": "user", "content": "how many?"}], gold=gold)
+            one.act("two", (1,))
+        one.end("done", None)
+
+    assert "The share of right answers is 1.000 in 2 dialogues with predicted history." in shown(predicted=both).texts
+
+
 def test_the_worst_dialogues_are_first_with_their_status() -> None:
     result = shown(
         predicted=[

@@ -129,7 +129,7 @@ def sentence_of(columns: Columns, simulations: Simulations) -> str:
     measures = list(measures_of_histories(simulations)[history].values())
     main = main_measure([one for one in measures if one.metric == name], [name])
     value, interval = as_number(name, columns[history][name]), ""
-    if main is not None:
+    if main is not None and main.has_interval:
         low, high = (as_number(name, end) for end in (main.result.low, main.result.high))
         interval = f" (95 % interval {low} to {high})"
     gold = columns.get("gold", {}).get(name) if history != "gold" else None

@@ -4,6 +4,7 @@ from partita.report.measures import MetricEstimate, SplitMeasures, main_measure
 from partita.report.number_text import as_number
 from partita.report.run_record import RunRecord
 from partita.report.sections.dialogues import sentence_of
+from partita.report.statistics import has_interval
 from partita.runs.listing import main_metrics, model_of
 from partita_schema.common.text import counted
 
@@ -61,8 +62,8 @@ def comparison(measure: MetricEstimate, measures: SplitMeasures) -> str:
     base, difference = as_number(name, measure.reference.value), measure.difference
     if difference is None:
         return f"The {value} on {rows}, that of the base model {base}."
-    half = as_number(name, (difference.high - difference.low) / 2)
-    apart = f"by {as_number(name, abs(difference.value))} \u00b1 {half}"
+    half = f" \u00b1 {as_number(name, (difference.high - difference.low) / 2)}" if has_interval(difference) else ""
+    apart = f"by {as_number(name, abs(difference.value))}{half}"
     if measure.verdict == "no measurable difference":
         return (
             f"No measurable difference from the base model: {value}, that of the base model {base}, apart {apart} "

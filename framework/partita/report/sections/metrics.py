@@ -1,5 +1,6 @@
 """The metrics of a run with their intervals, beside those of the base model."""
 
+import math
 from collections.abc import Sequence
 
 from partita.report.charts import Table
@@ -7,7 +8,7 @@ from partita.report.measures import MetricEstimate, SplitMeasures, lower_is_bett
 from partita.report.number_text import as_number
 from partita.report.run_record import RunRecord
 from partita.report.section import NamedTable, Paragraph, Part, Section
-from partita.report.statistics import Difference, Interval
+from partita.report.statistics import Difference, Interval, has_interval
 from partita_schema.common.text import counted
 from partita_schema.sections.outputs import METRICS_BY_NAME
 
@@ -56,8 +57,8 @@ def without_interval(splits: Sequence[SplitMeasures]) -> str:
     names: dict[str, list[str]] = {}
     for measure in (measure for split in splits for measure in split.measures if not is_of_field(measure.metric)):
         reason = REASONS.get(measure.metric.rpartition(".")[2], NOT_DETERMINED)
-        reason = CONSTANT if measure.has_interval else reason
-        if not measure.result.low < measure.result.high and measure.metric not in names.get(reason, ()):
+        reason = CONSTANT if math.isfinite(measure.result.low) else reason
+        if not measure.has_interval and measure.metric not in names.get(reason, ()):
             names.setdefault(reason, []).append(measure.metric)
     parts = [f"{', '.join(known)} ({reason})" for reason, known in names.items()]
     return f"Without an interval: {'; '.join(parts)}." if parts else ""
@@ -118,5 +119,4 @@ def with_interval(name: str, value: Interval | Difference | None, *, sign: str =
         return ""
     low, high = (as_number(name, end) for end in (value.low, value.high))
     text = (sign if value.value > 0 else "") + as_number(name, value.value)
-    # A resample of rows that are all the same has no width, which says nothing about other rows.
-    return f"{text} ({low} to {high})" if low and high and value.low < value.high else text
+    return f"{text} ({low} to {high})" if has_interval(value) else text
