@@ -19,6 +19,7 @@ from partita_schema.common.lazy import lazy_exports
 from partita_schema.errors import (
     ConfigError,
     DataError,
+    DataWorkerError,
     DivergenceError,
     ExportError,
     JobError,
@@ -101,6 +102,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "DataError",
+    "DataWorkerError",
     "Decoded",
     "Difference",
     "Disagreement",

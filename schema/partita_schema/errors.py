@@ -30,6 +30,7 @@ class PartitaError(Exception):
           JobError               the job failed with valid configuration and data: exit status 1
             OtherRankError       another process of the job failed
               LostRankError      another process exited, or does not respond
+            DataWorkerError      a process that prepares rows died, or does not respond
             ExportError          an export does not answer as its model does, or another program failed to write it
             OutOfMemory          a single row does not fit in device memory
             ServerError          a server that answers rows cannot be reached, or fails one row after another
@@ -82,6 +83,11 @@ def raised_at(error: BaseException) -> str:
         return ""
     frame, line = own[-1]
     return f" ({file_name(frame)}, line {line})"
+
+
+def exit_call(error: SystemExit) -> str:
+    """Return the call that raised an error, such as `sys.exit(3)`."""
+    return f"sys.exit({'' if error.code is None else shortened(repr(error.code))})"
 
 
 MAX_PATH = 200
@@ -177,6 +183,10 @@ class LostRankError(OtherRankError):
         """Return the error for a collective operation that failed with `error`."""
         reason = re.sub(r"^\[\S+\.cc:\d+\] ", "", str(error)).partition(". This is typically caused by")[0]
         return cls(f"another process of the job is gone, or does not answer, at {operation}: {reason}")
+
+
+class DataWorkerError(JobError):
+    """A process that prepares rows (`data.loader.workers`) died, or does not respond."""
 
 
 class ExportError(JobError):

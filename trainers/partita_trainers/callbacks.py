@@ -15,13 +15,15 @@ from typing import Any
 
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error, nearest
-from partita_schema.errors import ConfigError, Problem, TrainingError, raised_at, shortened
+from partita_schema.errors import ConfigError, Problem, TrainingError, exit_call, raised_at, shortened
 from partita_trainers.base import LanguageModel, Metrics, Trainer, TrainerContext
 
 logger = logging.getLogger(__name__)
 
 ADVICE = "fix it, and rerun the same command to resume"
 """How a run whose callback failed is continued."""
+INSTEAD_OF_EXIT = "call state.stop() to stop the training, and rerun the same command to resume"
+"""What a callback does instead of calling `sys.exit`."""
 STOP = "stop.json"
 """File of a checkpoint: a stop that `on_checkpoint` has asked for, when the checkpoint was complete."""
 HOOKS = ("on_start", "on_step", "on_evaluate", "on_checkpoint", "on_end")
@@ -181,6 +183,10 @@ class Callbacks:
             try:
                 with unchanged_random_state():
                     methods[hook](self.state)
+            except SystemExit as error:
+                called = f"the callback {name_of(callback)} called {exit_call(error)} in {hook}"
+                where = f" at step {self.state.step}{raised_at(error)}"
+                raise TrainingError(f"{called}{where}", INSTEAD_OF_EXIT) from error
             except Exception as error:
                 failed = f"the callback {name_of(callback)} failed in {hook} at step {self.state.step}"
                 raise TrainingError(f"{failed}{raised_at(error)}: {describe_error(error)}", ADVICE) from error

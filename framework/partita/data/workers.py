@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from partita_schema.common.garbage_collection import others_have_frozen
-from partita_schema.errors import DataError
+from partita_schema.errors import DataError, DataWorkerError
 from partita_schema.sections.data import LoaderOptions
 from partita_trainers.interrupt import end_with_parent
 
@@ -81,7 +81,7 @@ class EncodingWorkers(Generic[Input, Output]):
         """Start work on a chunk and return a function that waits for its result.
 
         The function raises what the work raised, or a RuntimeError with the traceback if that cannot be pickled, and
-        DataError if the worker died or no worker has finished a chunk within the timeout.
+        DataWorkerError if the worker died or no worker has finished a chunk within the timeout.
         """
         if not self.number:
             return lambda: self._work(chunk)
@@ -128,15 +128,15 @@ class EncodingWorkers(Generic[Input, Output]):
                 if left > 0 or future.done():
                     continue
                 self.close(kill=True)
-                raise DataError(
+                raise DataWorkerError(
                     f"a data worker returned nothing for {self._timeout:g} s; write a larger data.loader.timeout "
                     "where rows take that long, else fewer data.loader.workers, or 0 to see what it does"
                 ) from error
 
-    def _died(self, error: Exception) -> DataError:
+    def _died(self, error: Exception) -> DataWorkerError:
         self.close(kill=True)
         text = " ".join(str(error).split()).rstrip(". ")
-        return DataError(f"a data worker died ({text}); write fewer data.loader.workers, or 0")
+        return DataWorkerError(f"a data worker died ({text}); write fewer data.loader.workers, or 0")
 
     def close(self, *, kill: bool = False) -> None:
         """Stop the processes; with `kill`, at once. Do nothing if already closed or in a forked process."""

@@ -13,6 +13,7 @@ import yaml
 
 from partita.runs.cost import Cost
 from partita.runs.directory import FollowedRun, RunDirectory
+from partita.runs.exits import exits_as_errors
 from partita.runs.files import writing
 from partita.runs.locks import lock
 from partita.runs.manifest import now, runs_within, versions
@@ -89,7 +90,8 @@ def open_run_of_group(
         nothing: dict[str, Any] = {}
         manifest, resumes = process_group.all_gather_object((nothing, False), "the run")[0]
         try:
-            yield FollowedRun(folder, config=config, manifest=manifest, resumes=resumes)
+            with exits_as_errors():
+                yield FollowedRun(folder, config=config, manifest=manifest, resumes=resumes)
         except Exception as error:
             if not isinstance(error, OtherRankError):
                 failure.write(f"rank {process_group.rank} failed: {describe_error(error)}")
@@ -98,7 +100,8 @@ def open_run_of_group(
     with open_run(folder, config=config, text=text, resolved=resolved, origin=origin, quiet=quiet) as run:
         process_group.all_gather_object((run.manifest, run.has_checkpoints), "the run")
         try:
-            yield run
+            with exits_as_errors():
+                yield run
         except (LostRankError, KeyboardInterrupt) as ended:
             # The rank that failed is gone, or the launcher has ended this one because of it.
             if reason := failure.read():

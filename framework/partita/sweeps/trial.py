@@ -17,7 +17,7 @@ from partita.sweeps.folder_lock import LOCK_SECONDS
 from partita.sweeps.search import Search
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error
-from partita_schema.errors import PartitaError, ResumeError, TrainingError, WriteError
+from partita_schema.errors import PartitaError, ResumeError, TrainingError, WriteError, exit_call
 from partita_schema.sections.trainer import FinetuneTrainer
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def failure_text(error: BaseException, *, run: Path) -> str:
     if isinstance(error, MemoryError):
         return MEMORY
     if isinstance(error, SystemExit):
-        return f"its code called sys.exit({error.code!r}); remove that call, {again}"
+        return f"its code called {exit_call(error)}; remove that call, {again}"
     if isinstance(error, TrainingError) and isinstance(error.__cause__, MemoryError):
         return f"{error.reason}: {MEMORY}"
     if isinstance(error, TrainingError) and error.advice:

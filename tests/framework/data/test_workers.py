@@ -16,7 +16,7 @@ import pytest
 
 from partita.data.workers import EncodingWorkers
 from partita_schema.common.garbage_collection import Frozen, permanent_imports
-from partita_schema.errors import ConfigError, DataError, Problem
+from partita_schema.errors import ConfigError, DataError, DataWorkerError, Problem
 from partita_schema.sections.data import LoaderOptions
 
 
@@ -161,16 +161,17 @@ def test_only_the_requested_number_of_chunks_is_read_ahead() -> None:
 
 
 def test_a_dead_worker_is_an_error() -> None:
-    with pytest.raises(DataError) as caught, EncodingWorkers(die, LoaderOptions(workers=2)) as pool:
+    with pytest.raises(DataWorkerError) as caught, EncodingWorkers(die, LoaderOptions(workers=2)) as pool:
         list(pool.map(range(50), ahead=2))
 
+    assert caught.value.exit_status == 1
     assert str(caught.value).startswith("a data worker died (")
     assert str(caught.value).endswith("); write fewer data.loader.workers, or 0")
     assert multiprocessing.active_children() == []
 
 
 def test_a_hung_worker_is_an_error_after_the_timeout() -> None:
-    with pytest.raises(DataError) as caught, EncodingWorkers(hang, LoaderOptions(workers=2, timeout=1)) as pool:
+    with pytest.raises(DataWorkerError) as caught, EncodingWorkers(hang, LoaderOptions(workers=2, timeout=1)) as pool:
         list(pool.map(range(50), ahead=2))
 
     assert str(caught.value) == (

@@ -79,7 +79,8 @@ def test_trials_whose_callbacks_fail_or_exit_have_failed_and_do_not_end_the_swee
     assert errors[0] is None
     assert re.fullmatch(rf"{failed}\d+\): ValueError: wrong; fix it, {again[1]}", errors[1] or "")
     assert re.fullmatch(rf"{failed}\d+\): MemoryError: {MEMORY}", errors[2] or "")
-    assert re.fullmatch(rf"its code called sys\.exit\(3\); remove that call, {again[3]}", errors[3] or "")
+    called = r"the callback Ends called sys\.exit\(3\) in on_step at step 1 \(ending\.py, line 12\)"
+    assert re.fullmatch(rf"{called}; fix it, {again[3]}", errors[3] or "")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ SHORT = {"max_steps": 4, "steps_per_checkpoint": 2, "skip_all_evaluation": True,
 
 CODE = '''
 import json
+import sys
 
 class Journal:
     """Writes the losses to a file of the run."""
@@ -30,6 +31,16 @@ class Journal:
             raise OSError("the disk is on fire")
         with (state.run / self.name).open("a") as file:
             file.write(json.dumps({"step": state.step, "loss": state.loss}) + "\\n")
+
+class Exits:
+    def __init__(self, at=0):
+        self.at = at
+        if at == 0:
+            sys.exit("no step")
+
+    def on_step(self, state):
+        if state.step == self.at:
+            sys.exit()
 '''
 
 
@@ -76,7 +87,7 @@ def test_a_failing_callback_ends_the_command_with_status_1_and_the_run_resumes(
     assert command("train", file_with_journal(tmp_path, colours, fails_at=3), "--run", run, "-q") == 1
     error = capsys.readouterr().err
     assert error == (
-        "error: the callback Journal failed in on_step at step 3 (journal_of_a_test.py, line 12): OSError: the disk is "
+        "error: the callback Journal failed in on_step at step 3 (journal_of_a_test.py, line 13): OSError: the disk is "
         "on fire; fix it, and rerun the same command to resume\n"
     )
     manifest = json.loads((run / "manifest.json").read_text())
@@ -85,6 +96,40 @@ def test_a_failing_callback_ends_the_command_with_status_1_and_the_run_resumes(
     assert command("train", file_with_journal(tmp_path, colours), "--run", run, "-q") == 0
     assert [line["step"] for line in read_json_lines(run / "log.jsonl")] == [1, 2, 3, 4]
     assert [line["step"] for line in read_json_lines(run / "losses.jsonl")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    [
+        (
+            3,
+            (
+                "the callback Exits called sys.exit() in on_step at step 3 (journal_of_a_test.py, line 25); call "
+                "state.stop() to stop the training, and rerun the same command to resume"
+            ),
+        ),
+        (
+            0,
+            (
+                "code of the training called sys.exit('no step') (journal_of_a_test.py, line 21); remove that call, or "
+                "raise an exception, and rerun the same command to resume"
+            ),
+        ),
+    ],
+    ids=["in a step", "when it is created"],
+)
+def test_a_callback_that_calls_sys_exit_ends_the_command_with_status_1(
+    at: int, error: str, colours: Any, tmp_path: Path, command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = file_with_journal(tmp_path, colours)
+    callback = f"callbacks=[{{type: custom, target: 'journal_of_a_test:Exits', options: {{at: {at}}}}}]"
+
+    assert command("train", file, "--run", tmp_path / "run", "-q", "--set", callback) == 1
+
+    assert capsys.readouterr().err == f"error: {error}\n"
+    if at:
+        manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+        assert (manifest["status"], manifest["error"]) == ("failed", f"TrainingError: {error}")
 
 
 def test_a_trainer_that_calls_no_callbacks_is_refused_with_them(colours: Any, tmp_path: Path) -> None:

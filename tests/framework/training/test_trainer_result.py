@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from partita import ConfigError, Model
+from partita import ConfigError, Model, TrainingError
 from partita.training.trainer_result import EXAMPLE, check_result
 from partita_trainers import TrainResult
 from partita_trainers.zero_shot import ZeroShot
 
 CODE = """
+import sys
+
 from partita_trainers import TrainResult
 
 
@@ -25,6 +27,8 @@ class Returns:
     def train(self, context):
         if self.steps is None:
             return None
+        if self.steps == "none":
+            sys.exit(3)
         return TrainResult(run=context.run.folder, metrics={}, steps=self.steps)
 """
 
@@ -47,6 +51,18 @@ def test_a_trainer_that_returns_no_result_is_named_and_the_run_has_failed(
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         Model(file_with_trainer(tmp_path, colours, steps=steps), quiet=True).train(run=tmp_path / "run")
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+
+
+def test_a_trainer_that_calls_sys_exit_has_failed(colours: Any, tmp_path: Path) -> None:
+    message = (
+        "code of the training called sys.exit(3) (returning.py, line 15); remove that call, or raise an exception, and "
+        "rerun the same command to resume"
+    )
+    (tmp_path / "run").mkdir()
+    with pytest.raises(TrainingError, match=f"^{re.escape(message)}$"):
+        Model(file_with_trainer(tmp_path, colours, steps="none"), quiet=True).train(run=tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["status"], manifest["error"]) == ("failed", f"TrainingError: {message}")
 
 
 @pytest.mark.parametrize(
