@@ -242,9 +242,7 @@ def test_a_collate_function_that_cannot_be_created_is_reported_with_its_key(tmp_
 @pytest.mark.parametrize(
     ("path", "error"), [("none.csv", "raised FileNotFoundError: .*none.csv'$"), (None, r"called sys\.exit\(\) \(")]
 )
-def test_an_error_of_the_constructor_of_a_source_names_the_key_and_the_class(
-    path: str | None, error: str, tmp_path: Path
-) -> None:
+def test_an_error_of_the_constructor_of_a_source_names_the_class(path: str | None, error: str, tmp_path: Path) -> None:
     name = f"source_{os.urandom(4).hex()}"
     (tmp_path / f"{name}.py").write_text(
         "import sys\n"
@@ -255,7 +253,7 @@ def test_an_error_of_the_constructor_of_a_source_names_the_key_and_the_class(
         "        return [{'question': 'a', 'answer': 'b'}]\n"
     )
     source = {"type": "custom", "target": f"{name}:Opens", "options": {"path": path}}
-    with pytest.raises(DataError, match=rf"^data\.source: {name}:Opens {error}"):
+    with pytest.raises(DataError, match=rf"^{name}:Opens {error}"):
         open_rows(source, folder=tmp_path)
 
 

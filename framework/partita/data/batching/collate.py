@@ -18,6 +18,7 @@ from partita.data.batching.plan import PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import IGNORED
 from partita.data.tokenized import TokenizedDataset, take_rows
 from partita.data.user_classes import load_user_class, source_digest
+from partita.data.user_objects import make_user_object
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
@@ -164,11 +165,13 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int,
         two_sided: Whether the rows are those of an encoder-decoder.
 
     Raises:
-        ConfigError: If there is no such class.
+        ConfigError: If there is no such class, or it takes arguments.
+        DataError: If it raises an exception.
     """
     if target is None:
         return partial(collate, pad_token_id=pad_token_id, two_sided=two_sided)
-    collate_rows = load_user_class(target, key="data.collate", folder=folder)()
+    collate_class = load_user_class(target, key="data.collate", folder=folder)
+    collate_rows = make_user_object(collate_class, target, key="data.collate", signature="def __init__(self)")
 
     def custom(encoded: TokenizedDataset, planned: PlannedBatch) -> Batch:
         batch: Batch = collate_rows(encoded, planned, pad_token_id)

@@ -13,6 +13,7 @@ from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import DialogueFormatter
 from partita.data.formatting.turns import clip
 from partita.data.user_classes import load_user_class, source_digest
+from partita.data.user_objects import make_user_object
 from partita_schema.cells import compact_json
 from partita_schema.common.text import counted
 from partita_schema.config import Config
@@ -249,14 +250,31 @@ class CustomFormatter:
     """Whether to use a chat template is up to the class."""
 
     def __init__(self, config: Config, *, tokenizer: Any, folder: Path | None) -> None:
-        """Load the class. Raise ConfigError if there is none."""
+        """Load the class and create an object of it.
+
+        Args:
+            config: The configuration.
+            tokenizer: The tokenizer.
+            folder: Folder of the configuration file, in which modules are also searched.
+
+        Raises:
+            ConfigError: There is no such class, or it does not take these arguments.
+            DataError: It has raised an exception.
+        """
         assert config.data.formatter is not None
         self.config, self.tokenizer, self._folder = config, tokenizer, folder
         self._target = config.data.formatter
         formatter_class = load_user_class(self._target, key="data.formatter", folder=folder)
         self.fingerprint = source_digest(formatter_class)
         """A hash of the module's source, since a changed module may format rows differently."""
-        self._shaper = formatter_class(config, tokenizer=tokenizer)
+        self._shaper = make_user_object(
+            formatter_class,
+            self._target,
+            key="data.formatter",
+            signature="def __init__(self, config, *, tokenizer)",
+            arguments=(config,),
+            options={"tokenizer": tokenizer},
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuilt, (self.config, self.tokenizer, self._folder)

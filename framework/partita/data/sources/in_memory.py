@@ -13,6 +13,7 @@ from partita.data.sources.python_datasets import MapStore, errors_of, is_map_sty
 from partita.data.user_classes import load_user_class, source_digest
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
+from partita_trainers.registry import check_arguments
 
 
 def open_in_memory(dataset: Any, *, name: str) -> Rows:
@@ -105,9 +106,12 @@ def make_source(source: CustomSource, *, folder: Path) -> Any:
     """Return an instance of a source's class. Raise ConfigError or DataError if it cannot be created."""
     source_class = load_user_class(source.target, key="data.source.target", folder=folder)
     try:
-        return source_class(**source.options)
+        check_arguments(source_class, **source.options)
     except TypeError as error:
-        raise DataError(f"{source.target} cannot be created with options {dict(source.options)}: {error}") from error
+        message = f"{source.target} cannot be created with options {dict(source.options)}: {error}"
+        raise DataError(f"{message}; write the options that its __init__ takes") from None
+    with errors_of(source.target):
+        return source_class(**source.options)
 
 
 def content_of(custom: Any, source: CustomSource) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.data.rows import ListStore, digest, hash_rows
 from partita_schema.common.text import describe_error
-from partita_schema.errors import DataError, PartitaError
+from partita_schema.errors import DataError, PartitaError, exit_call, raised_at
 
 SPLIT_OF_NAME = {
     **dict.fromkeys(("0", "train", "training"), "training"),
@@ -90,11 +90,13 @@ def rows_of_stream(dataset: Any) -> Iterator[Any]:
 
 @contextmanager
 def errors_of(name: str) -> Iterator[None]:
-    """Raise a DataError that names the user's class or function for any exception of its code."""
+    """Raise a DataError that names the user's class or function for any exception of its code, or `sys.exit`."""
     try:
         yield
     except PartitaError:
         raise
+    except SystemExit as error:
+        raise DataError(f"{name} called {exit_call(error)}{raised_at(error)}; raise an exception instead") from error
     except Exception as error:
         raise DataError(f"{name} raised {describe_error(error)}") from error
 
