@@ -69,20 +69,6 @@ def test_a_one_letter_typo_of_any_key_is_reported_with_the_correct_key(model: ty
             assert key in advice.message.partition("did you mean ")[2], (typo, advice.message)
 
 
-@pytest.mark.parametrize(
-    ("section", "place", "name"),
-    [
-        ("data: {shaper: 'letters:Letter'}", "data.shaper", "formatter"),
-        ("simulation: {world: {type: replay}, seats: {agent: model}}", "simulation.seats", "agents"),
-        ("simulation: {world: {type: replay}, train_on: {rounds: 2}}", "simulation.train_on", "self_training"),
-    ],
-)
-def test_an_earlier_name_of_a_key_is_reported_with_the_new_one(section: str, place: str, name: str) -> None:
-    assert (place, f"was renamed to {name}") in [
-        (result.path, result.message) for result in problems_of(MINIMAL + section)
-    ]
-
-
 def test_all_errors_of_a_file_are_reported_at_once_in_the_order_of_the_file() -> None:
     text = GOOD.replace("seed: 7", "sede: 7").replace("  r: 8\n", "  r: 0\n").replace("epochs: 3", "epohcs: 3")
     text = text.replace("min_new_tokens: 1", "min_new_tokens: 500").replace("- name: title", "- name: review")

@@ -21,7 +21,7 @@ from partita.lm.base import (
     GenerativeModel,
     request_limit,
 )
-from partita_schema.errors import DataError, ModelError
+from partita_schema.errors import DataError
 from partita_schema.json_values import NOT_UNICODE
 
 
@@ -115,7 +115,7 @@ def generate_requests(
         return requests_in_batches(lm, requests, settings)
     scheduler = scheduler_of_requests(lm, requests, settings)
     results = {result.row: result for batch in scheduler.completions() for result in batch.results}
-    return [answer_of(results[row].generated, results[row].error) for row in range(len(requests))]
+    return [results[row].generated_or_raise() for row in range(len(requests))]
 
 
 def engine_of_requests(
@@ -148,13 +148,6 @@ def scheduler_of_requests(
         prefix=common_beginning(prompts),
     )
     return Scheduler(lm, work, settings, rows=np.ones(len(prompts), dtype=np.bool_), tolerant=False)
-
-
-def answer_of(generated: Generated | None, error: str | None) -> Generated:
-    """Return the answer. Raise ModelError if there is none."""
-    if generated is None:
-        raise ModelError(error or "no answer")
-    return generated
 
 
 def plain_requests(
@@ -205,6 +198,6 @@ def stream_requests(
     for results in scheduler.steps():
         pieces = [(row, streams[row].add(ids)) for row, ids in scheduler.unfinished()]
         for result in results:
-            answer = answer_of(result.generated, result.error)
+            answer = result.generated_or_raise()
             pieces.append((result.row, streams[result.row].finish(answer.ids, answer.text)))
         yield from ((row, piece) for row, piece in pieces if piece)

@@ -11,7 +11,7 @@ from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.lm.base import SHORTEST_PREFIX, AnswerContext, Generated, GenerationOptions
 from partita_schema.cells import compact_json
-from partita_schema.errors import JobError
+from partita_schema.errors import JobError, ModelError
 from partita_trainers.batch_size.device_errors import is_broken_device
 from partita_trainers.interrupt import never
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -219,6 +219,12 @@ class RowResult:
     """Its reward, if it was chosen among several answers."""
     samples: tuple[Mapping[str, Any], ...] | None = None
     """All answers that it was chosen from, in the order of their numbers, with text and reward, if they are kept."""
+
+    def generated_or_raise(self) -> Generated:
+        """Return the answer. Raise ModelError if there is none."""
+        if self.generated is None:
+            raise ModelError(self.error or "no answer")
+        return self.generated
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def score(
             raw = requested.get([answer.row])[0]
             key = requested.key(answer.row)
             truths = [
-                pipeline.row_tokenizer.reference(row, key=key) for row in schema.with_each_answer(schema.load(raw))
+                pipeline.row_tokenizer.reference(row, key=key) for row in schema.with_each_answer(schema.read(raw))
             ]
             scores = scorer.add(
                 truths[0],

@@ -31,7 +31,7 @@ class ResponseHead:
     kind: Kind
     model: str
     streams: bool
-    identifier: str = ""
+    identifier: str = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

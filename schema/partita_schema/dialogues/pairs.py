@@ -57,7 +57,7 @@ def read_pair(
     rest = {name: value for name, value in row.items() if name not in (chosen, rejected)}
     prompt = prompt_of(rest, column, format_name=format_name, known=known)
     better, worse = (with_system(whole_dialogue(prompt, row[name], name, known), row) for name in (chosen, rejected))
-    messages = common_beginning(better, worse, chosen=chosen, rejected=rejected)
+    messages = shared_messages(better, worse, chosen=chosen, rejected=rejected)
     dialogue = dialogue_of([*messages, better[-1]]) | {"messages": messages, "train_all": False}
     right = {"labels": [message_text(better[-1])], **answer_to_learn(better[-1])}
     return with_tools(dialogue, row, known.ignored) | right | {"rejected": answer_message(worse[-1])}
@@ -182,7 +182,7 @@ def answers_of(value: Any, column: str, known: KnownKeys) -> list[Message]:
         raise
 
 
-def common_beginning(better: list[Message], worse: list[Message], *, chosen: str, rejected: str) -> list[Message]:
+def shared_messages(better: list[Message], worse: list[Message], *, chosen: str, rejected: str) -> list[Message]:
     """Return the messages before the last ones, which both dialogues share.
 
     Args:

@@ -15,14 +15,6 @@ from partita_schema.sections.trainer import UNSUPPORTED_BY_HOGWILD, HogwildTrain
 from partita_schema.yaml.overrides import ORIGIN
 from partita_schema.yaml.tree import Node, Path, dotted
 
-RENAMED_KEYS = {
-    "data.shaper": "formatter",
-    "simulation.seats": "agents",
-    "simulation.train_on": "self_training",
-}
-"""Former names of keys, kept until the first release."""
-
-
 EXTENDS_IN_A_SECTION = "write extends at the top of the file"
 EXTENDS_BY_SET = "files are merged before values are set; name both files instead: base.yaml run.yaml"
 """Advice about `extends`; merging removes it from the top of a file, so there it comes from `--set`."""
@@ -53,8 +45,6 @@ def unknown_key(
     """
     key, own = str(path[-1]), keys_of(model)
     where = re.sub(r"\[\d+\]", "", dotted(path))
-    if where in RENAMED_KEYS:
-        return Advice(f"was renamed to {RENAMED_KEYS[where]}")
     if model is HogwildTrainer and key in UNSUPPORTED_BY_HOGWILD:
         return Advice(UNSUPPORTED_BY_HOGWILD[key])
     if key == "extends":
@@ -88,7 +78,7 @@ def unknown_key(
     far = similar_elsewhere(key)
     if far:
         return Advice(f"unknown key; did you mean {' or '.join(far[:2])}?")
-    return Advice(f"unknown key; {allowed(own, model)}")
+    return Advice(f"unknown key; {allowed(own)}")
 
 
 def similar_elsewhere(key: str) -> list[str]:
@@ -118,7 +108,7 @@ def meant(near: list[str], section: Mapping[str, Node]) -> Advice:
     return Advice(f"unknown key; did you mean {' or '.join(free)}?", meant=only)
 
 
-def allowed(own: Mapping[str, object], model: type[ConfigModel]) -> str:
+def allowed(own: Mapping[str, object]) -> str:
     if len(own) <= 25:
         return f"write one of {', '.join(own)}"
     return "see partita schema --markdown for the keys of this section"

@@ -29,7 +29,7 @@ def wrong_value(key: str, shape: Shape, node: Node, *, optional: bool, can_be_of
     expected = f"{words(shape)}, or null" if can_be_off else words(shape)
     trap = (
         null_trap(shape, node)
-        or boolean_trap(key, shape, node, expected=expected)
+        or boolean_trap(shape, node, expected=expected)
         or quote_trap(shape, node)
         or text_trap(shape, node, optional=optional)
         or nesting_trap(key, shape, node)
@@ -80,11 +80,10 @@ def null_trap(shape: Shape, node: Node) -> str | None:
     return f"{written}; write {words(shape)}, or remove the key"
 
 
-def boolean_trap(key: str, shape: Shape, node: Node, *, expected: str) -> str | None:
+def boolean_trap(shape: Shape, node: Node, *, expected: str) -> str | None:
     """Return a message if `no`, `yes`, `on` or `off` was read as a boolean.
 
     Args:
-        key: Name of the key.
         shape: What the key accepts.
         node: The value.
         expected: What to write, in words.

@@ -24,7 +24,8 @@ NOTHING_IS_GENERATED = "a head predicts the value and nothing is generated"
 def refused_by_heads(config: ConfigSections) -> Iterator[Refusal]:
     """Yield every key that conflicts with an output that a head predicts."""
     yield from encoders_without_heads(config)
-    yield from options_of_heads(config)
+    if isinstance(config.base_model, ScratchModel):
+        yield from refused_without_heads(config)
     for index, output in enumerate(config.output_features):
         if output.has_head:
             yield from refused_models(config, output, f"output_features.{index}.head")
@@ -49,12 +50,6 @@ def refused_models(config: ConfigSections, output: OutputFeature, at: str) -> It
     if isinstance(base, ScratchModel) and base.architecture in ENCODER_DECODERS:
         reason = f"{base.architecture} is an encoder-decoder, which writes its answers"
         yield at, f"{reason}; {removes}choose an encoder or decoder"
-
-
-def options_of_heads(config: ConfigSections) -> Iterator[Refusal]:
-    """Yield options that only a head reads, of outputs of a new model without one."""
-    if isinstance(config.base_model, ScratchModel):
-        yield from refused_without_heads(config)
 
 
 def refused_without_heads(config: ConfigSections) -> Iterator[Refusal]:

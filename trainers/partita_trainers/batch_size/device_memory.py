@@ -20,7 +20,7 @@ def device_memory(
     """
     allowed = None if memory_budget is None else parse_memory(memory_budget)
     kind = MEMORIES.get(device.type)
-    return HostMemory(device, allowed, processes=processes) if kind is None else kind(device, allowed)
+    return HostMemory(allowed, processes=processes) if kind is None else kind(device, allowed)
 
 
 MEMORIES: dict[str, Callable[[torch.device, int | float | None], DeviceMemory]] = {

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import torch
-
 from partita_trainers.batch_size import linux
 from partita_trainers.batch_size.memory import Peak, gigabytes, within
 
@@ -26,7 +24,7 @@ class HostMemory:
 
     slows_work = True
 
-    def __init__(self, device: torch.device, allowed: int | float | None, *, processes: int = 1) -> None:
+    def __init__(self, allowed: int | float | None, *, processes: int = 1) -> None:
         """Give each of `processes` on the machine an equal part of its memory, and of what is `allowed`."""
         self.processes = processes
         totals = (linux.cgroup_total(), linux.meminfo("MemTotal") or physical_memory())

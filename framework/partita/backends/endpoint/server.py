@@ -152,7 +152,7 @@ class EndpointClient:
         )
         left = np.ones(len(tokens), dtype=np.bool_)
         completions = {
-            result.row: generated_or_raise(result)
+            result.row: result.generated_or_raise()
             for batch in self.answers(work, settings, left=left)
             for result in batch.results
         }
@@ -302,10 +302,3 @@ def server_of(config: Config) -> EndpointClient:
     assert isinstance(config.base_model, str)
     mode: Mode = "chat" if sends_chat(config) else "completion"
     return EndpointClient(config.backend, config.backend.model or config.base_model, mode)
-
-
-def generated_or_raise(result: RowResult) -> Generated:
-    """Return the answer. Raise ModelError if there is none."""
-    if result.generated is None:
-        raise ModelError(result.error or "no answer")
-    return result.generated
