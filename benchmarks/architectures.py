@@ -195,7 +195,7 @@ def answer_alone(lm: Any, prompt: list[int]) -> Alone:
     ids = torch.tensor([prompt])
     found = lm.base.generate(
         ids,
-        generation_config=lm.own_settings,
+        generation_config=lm.original_generation_config,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=8,
         do_sample=False,

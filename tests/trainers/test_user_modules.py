@@ -97,9 +97,7 @@ def test_an_edited_module_has_the_hash_of_what_was_imported_and_is_reported_once
     assert source_digests(sys.modules["theirs"]) == imported
     [said] = [record.getMessage() for record in caplog.records]
     path = project / "helper.py"
-    assert (
-        said == f"{path} has changed since this process imported it, and the code from before runs; restart Python"
-    )
+    assert said == f"{path} has changed since this process imported it, and the code from before runs; restart Python"
 
 
 def test_a_reloaded_module_has_the_hash_of_its_new_source(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,13 +63,13 @@ class StepRows(NamedTuple):
     @classmethod
     def of(cls, of_ranks: Sequence[Sequence[LabelledRow]], *, rank: int) -> "StepRows":
         """Return the rows of all ranks in order, with the indices of those of `rank`."""
-        ordered = sorted((row, of, index) for of, rows in enumerate(of_ranks) for index, row in enumerate(rows))
-        indices = {own: index for index, (_, of, own) in enumerate(ordered) if of == rank}
+        ordered = sorted((row, owner, index) for owner, rows in enumerate(of_ranks) for index, row in enumerate(rows))
+        indices = {local: index for index, (_, owner, local) in enumerate(ordered) if owner == rank}
         return cls([row for row, _, _ in ordered], [indices[index] for index in range(len(indices))])
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTotals:
     """What the losses of a step depend on."""
 
     kl: torch.Tensor | float = 0.0
@@ -111,7 +111,7 @@ class KtoObjective:
         self.beta, self.desirable_weight = config.beta, config.desirable_weight
         self.undesirable_weight = 1.0 if config.undesirable_weight == "auto" else config.undesirable_weight
         self.references = References(answers=1)
-        self.step = Step()
+        self.step = StepTotals()
         self.exchanged: tuple[list[LabelledRow], StepRows] | None = None
         self.own_ratios_R: torch.Tensor | None = None
         """The ratios of this rank's mismatched answers, as `ratios` returns them; None if there are none."""
@@ -141,7 +141,7 @@ class KtoObjective:
         kl = mean_of_ranks(context, self.own_ratios_R, indices, len(rows)).clamp(min=0) if self.has_kl(rows) else 0.0
         self.exchanged = None
         good = sum(row.is_good for row in rows)
-        self.step = Step(kl=kl, good=good, bad=len(rows) - good)
+        self.step = StepTotals(kl=kl, good=good, bad=len(rows) - good)
 
     def has_kl(self, rows: Sequence[LabelledRow]) -> bool:
         """Return whether there is a KL term in a step of these rows."""

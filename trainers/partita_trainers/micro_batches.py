@@ -89,6 +89,7 @@ def select_sequences(batch: Batch, start: int, end: int) -> Batch:
         positions_BT = positions_BT[start:end, :width].contiguous()
     targets_NK = batch.targets_NK
     if targets_NK is not None:
+        assert positions_BT is None, "rows of a head are not packed, so that each sequence is one row"
         row_N = batch.loss_token_rows
         targets_NK = targets_NK[(row_N >= start) & (row_N < end)]
     values_NK = batch.row_values_NK
@@ -106,6 +107,7 @@ def select_sequences(batch: Batch, start: int, end: int) -> Batch:
 
 def split_packed_sequence(sequence: Batch, parts: int) -> list[Batch]:
     """Split the rows of one packed sequence into `parts` sequences, or one per row if there are fewer."""
+    assert sequence.position_ids_BT is not None, "only packed rows have positions"
     starts = sequence.row_starts()[0].nonzero()[:, 0].tolist()
     ends = [*starts[1:], int(sequence.lengths_B[0])]
     result = []
@@ -118,9 +120,7 @@ def split_packed_sequence(sequence: Batch, parts: int) -> list[Batch]:
                 labels_BT=sequence.labels_BT[:, columns].contiguous(),
                 lengths_B=sequence.lengths_B.new_tensor([ends[last] - starts[first]]),
                 keys=sequence.keys[first : last + 1],
-                position_ids_BT=None
-                if sequence.position_ids_BT is None
-                else sequence.position_ids_BT[:, columns].contiguous(),
+                position_ids_BT=sequence.position_ids_BT[:, columns].contiguous(),
                 row_values_NK=None if sequence.row_values_NK is None else sequence.row_values_NK[first : last + 1],
             )
         )

@@ -24,11 +24,11 @@ class StepStats:
     padded_tokens: int
     """Tokens including padding."""
     digests: Mapping[int, bytes]
-    """By slot of the step, a hash of everything that determines the work of the micro-batch."""
+    """By index of the micro-batch in the step, a hash of everything that determines the work of the micro-batch."""
 
     @classmethod
     def of(cls, global_batch: GlobalBatch, objective: Objective, process_group: ProcessGroup) -> "StepStats":
-        """Return the counts of this rank. Slot s belongs to rank s modulo the world size."""
+        """Return the counts of this rank. Micro-batch m belongs to rank m modulo the world size."""
         batches = global_batch.micro_batches
         return cls(
             batches=sum(batch.loss_tokens > 0 for batch in batches),
@@ -47,13 +47,13 @@ class StepStats:
     def merge(cls, shares: Sequence["StepStats"]) -> "StepStats":
         """Merge the counts of all ranks."""
         return cls(
-            batches=max(share.batches for share in shares),
-            rows=sum(share.rows for share in shares),
-            denominator=sum(share.denominator for share in shares),
-            loss_tokens=sum(share.loss_tokens for share in shares),
-            tokens=sum(share.tokens for share in shares),
-            padded_tokens=sum(share.padded_tokens for share in shares),
-            digests={slot: digest for share in shares for slot, digest in share.digests.items()},
+            batches=max(stats.batches for stats in shares),
+            rows=sum(stats.rows for stats in shares),
+            denominator=sum(stats.denominator for stats in shares),
+            loss_tokens=sum(stats.loss_tokens for stats in shares),
+            tokens=sum(stats.tokens for stats in shares),
+            padded_tokens=sum(stats.padded_tokens for stats in shares),
+            digests={slot: digest for stats in shares for slot, digest in stats.digests.items()},
         )
 
     @property
@@ -120,18 +120,18 @@ def step_record(
     Raises:
         TrainingError: A metric of the objective has the name of another value.
     """
-    share = outcome.stats
+    stats = outcome.stats
     record = {
         "step": number,
         "epoch": round(epoch, 6),
         "loss": outcome.loss,
         "learning_rate": learning_rate,
         "gradient_norm": outcome.gradient_norm,
-        "rows": share.rows,
-        "loss_tokens": share.loss_tokens,
-        "tokens": share.tokens,
-        "padding": round(1 - share.tokens / share.padded_tokens, 6) if share.padded_tokens else 0.0,
+        "rows": stats.rows,
+        "loss_tokens": stats.loss_tokens,
+        "tokens": stats.tokens,
+        "padding": round(1 - stats.tokens / stats.padded_tokens, 6) if stats.padded_tokens else 0.0,
         "seconds": round(seconds, 4),
-        "batch_hash": share.batch_hash,
+        "batch_hash": stats.batch_hash,
     }
     return record | metric_values(outcome.metrics, reserved=record)

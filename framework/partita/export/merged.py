@@ -101,7 +101,7 @@ def exported_generation(lm: HuggingFaceModel, options: GenerationOptions) -> Any
     from transformers import GenerationConfig
 
     # With this key, transformers may replace the settings by those of the model's config.
-    own = {key: value for key, value in lm.own_settings.to_dict().items() if key != "_from_model_config"}
+    own = {key: value for key, value in lm.original_generation_config.to_dict().items() if key != "_from_model_config"}
     settings = GenerationConfig.from_dict(own)
     ends = ends_of_run(lm, options)
     settings.eos_token_id = ends[0] if len(ends) == 1 else ends or None

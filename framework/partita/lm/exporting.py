@@ -45,8 +45,10 @@ def export(lm: LoadedModel, folder: Path) -> None:
         elif must_merge(lm):
             export_plain(lm, merged_model(lm.adapted), folder)
         else:
-            save_adapter(lm.adapted, folder, base=BASE if lm.source is None else lm.source, initial=lm.initial)
-            if lm.source is None or lm.plain:
+            save_adapter(
+                lm.adapted, folder, base=BASE if lm.source is None else lm.source, initial=lm.initial_adapter_tensors
+            )
+            if lm.source is None or lm.saved_by_run:
                 export_base(lm, folder / BASE)
             else:
                 record_base(lm, folder)
@@ -89,7 +91,7 @@ def export_plain(lm: LoadedModel, model: "PreTrainedModel", folder: Path) -> Non
         model.save_pretrained(str(folder))
         lm.head.write_files(folder, model=model, max_length=lm.context_length)
         return
-    quiet, model.generation_config = model.generation_config, lm.own_settings
+    quiet, model.generation_config = model.generation_config, lm.original_generation_config
     try:
         model.save_pretrained(str(folder))
     finally:
@@ -109,8 +111,8 @@ def export_base(lm: LoadedModel, folder: Path) -> None:
 def changed_tensors(lm: LoadedModel) -> dict[str, torch.Tensor]:
     """Return the tensors that differ from the base model, by name."""
     if lm.adapted is not None:
-        return adapter_tensors(lm.adapted, initial=lm.initial)
-    if lm.trainable or lm.plain:
+        return adapter_tensors(lm.adapted, initial=lm.initial_adapter_tensors)
+    if lm.trainable or lm.saved_by_run:
         return dict(lm.module.named_parameters())
     return {}
 
@@ -142,14 +144,14 @@ def identity(lm: LoadedModel) -> str:
     """Return a hash of the model without trained weights."""
     config = lm.config
     base: list[Any] = []
-    if lm.adapted is not None or not (lm.trainable or lm.plain):
+    if lm.adapted is not None or not (lm.trainable or lm.saved_by_run):
         base = new_weights(lm) or source_origin(lm.source, lm=lm)
     int8 = [name for name, _ in int8_layers(lm.module)]
     sections = [config.model_parameters, config.quantization, config.adapter if lm.adapted is not None else None]
     dumped = [section.model_dump(mode="json") if section is not None else None for section in sections]
     kernels = [getattr(layer, "support_avx512bf16_for_cpu", None) for _, layer in quantized_layers(lm.module)]
     # In 16 bits the remaining base weights were rounded when an init moved a part of them; files do not round them.
-    moved = bool(lm.initial) and lm.base.dtype != torch.float32
+    moved = bool(lm.initial_adapter_tensors) and lm.base.dtype != torch.float32
     dtypes = sorted({str(parameter.dtype) for parameter in lm.module.parameters()})
     return short_digest(
         base,

@@ -201,7 +201,7 @@ def generate_batch(
         ModelError: The scores of a row are NaN.
     """
     limits = [request.max_new_tokens for request in prompts.requests]
-    settings = generation_settings(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
+    settings = generation_config_of(options, max_new_tokens=max(limits), end_ids=sampler.end_ids, tokenizer=tokenizer)
     stop = StopStrings(options.stop, decode=prompts.decode)
     rows: Sequence[Row | None] = [None] * len(limits)
     if options.beams > 1:
@@ -242,7 +242,7 @@ def beam_search(
         model: The model.
         prompts: The padded prompts with their limits.
         options: Generation settings.
-        settings: The same for transformers; see `generation_settings`.
+        settings: The same for transformers; see `generation_config_of`.
         ends: End tokens, on the device of the scores.
         criteria: Stopping criteria.
     """
@@ -257,7 +257,7 @@ def beam_search(
     )
 
 
-def generation_settings(
+def generation_config_of(
     options: GenerationOptions, *, max_new_tokens: int, end_ids: Sequence[int], tokenizer: "PreTrainedTokenizerFast"
 ) -> "GenerationConfig":
     """Return transformers' generation config for what `BatchDecoder` and `BeamScores` do not do.
@@ -365,10 +365,12 @@ def left_padded_prompts(lm: TextModel, requests: Sequence[GenerationRequest], *,
 def prompt_inputs(lm: TextModel, requests: Sequence[GenerationRequest], *, beams: int) -> dict[str, Any]:
     """Return the inputs of the base model's `generate`; virtual tokens are between padding and prompt."""
     pad, count = lm.tokenizer.pad_token_id, lm.virtual_tokens
-    ids_BT, mask_BT = left_padded(requests, pad_token_id=pad, device=lm.device, gap=count if lm.embedded else 0)
+    ids_BT, mask_BT = left_padded(
+        requests, pad_token_id=pad, device=lm.device, gap=count if lm.virtual_tokens_are_embeddings else 0
+    )
     if not count:
         return {"input_ids": ids_BT, "attention_mask": mask_BT}
-    if lm.embedded:
+    if lm.virtual_tokens_are_embeddings:
         learned = lm.adapted.get_prompt(batch_size=len(requests))
         embedded = lm.base.get_input_embeddings()(ids_BT).clone()
         for row, request in enumerate(requests):
@@ -411,7 +413,7 @@ def special_tokens_of(stop: Sequence[str], *, tokenizer: "PreTrainedTokenizerFas
     return [token for token, one in added if one.special and any(text.startswith(one.content) for text in stop)]
 
 
-def quiet_settings(model: "PreTrainedModel") -> Any:
+def reset_generation_config(model: "PreTrainedModel") -> Any:
     """Reset the model's generation config, so that transformers applies none of it; return the original."""
     from transformers import GenerationConfig
 

@@ -90,7 +90,7 @@ class HuggingFaceModel(TrainedModel, TextModel):
         has_branches = batch.has_branches
         if has_branches and self.branch_support.reason is not None:
             batch, has_branches = separate_rows(batch), False
-        virtual_tokens = self.virtual_tokens if self.embedded else 0
+        virtual_tokens = self.virtual_tokens if self.virtual_tokens_are_embeddings else 0
         inputs = copy_labels(batch, virtual_tokens=virtual_tokens, device=self.device)
         if batch.position_ids_BT is not None and has_branches:
             return replace(inputs, ends_BT=to_device(ends_of_sight(batch.position_ids_BT), self.device))

@@ -13,7 +13,7 @@ from partita.lm.adapters.lora_linear import fuse_lora
 from partita.lm.devices import find_device, seeded
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.freezing import freeze, recompute_activations
-from partita.lm.generation import quiet_settings
+from partita.lm.generation import reset_generation_config
 from partita.lm.head_model import HeadModel
 from partita.lm.heads.base import Head, labels_of_outputs, lists_labels, other_labels
 from partita.lm.huggingface import HuggingFaceModel
@@ -66,15 +66,15 @@ def load_model(
     """
     quiet_libraries()
     device = find_device(config.model_parameters)
-    source, adapter_source, plain = find_sources(config, folder=folder, saved=saved)
+    source, adapter_source, saved_by_run = find_sources(config, folder=folder, saved=saved)
     if head is not None and adapter_source is not None and saved is None:
         head = head_of_adapter(head, adapter_source, listed=lists_labels(config))
-    loader = BaseLoader(config, source=source, tokenizer=tokenizer, device=device, plain=plain, head=head)
+    loader = BaseLoader(config, source=source, tokenizer=tokenizer, device=device, saved_by_run=saved_by_run, head=head)
     base = loader.load()
     if head is not None:
         head = head.loaded_with(base.config)
         loader = replace(loader, head=head)
-    own_settings = quiet_settings(base) if head is None else None
+    original_generation_config = reset_generation_config(base) if head is None else None
     module, initial = prepare_module(base, loader, adapter_source=adapter_source, trainable=trainable, batches=batches)
     return class_of(head, base, source=source)(
         module,
@@ -83,9 +83,9 @@ def load_model(
         device=device,
         source=source,
         adapter_source=adapter_source,
-        initial=initial,
-        own_settings=own_settings,
-        plain=plain,
+        initial_adapter_tensors=initial,
+        original_generation_config=original_generation_config,
+        saved_by_run=saved_by_run,
         trainable=trainable,
         head=head,
     )
@@ -266,7 +266,7 @@ def new_adapter(
     """
 
     def original_weights() -> dict[str, torch.Tensor]:
-        return dict(replace(loader, device=torch.device("cpu"), plain=True).load().state_dict())
+        return dict(replace(loader, device=torch.device("cpu"), saved_by_run=True).load().state_dict())
 
     with seeded(loader.config.seed, device=base.device):
         return add_adapter(

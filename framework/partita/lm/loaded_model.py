@@ -51,11 +51,11 @@ class LoadedModel:
     """Folder or Hub id of the base model; None for random weights."""
     adapter_source: str | None
     """Folder or Hub id of the adapter; None for a new one or none."""
-    initial: dict[str, torch.Tensor]
+    initial_adapter_tensors: dict[str, torch.Tensor]
     """Initial values of the adapter, if its init moved base weights."""
-    own_settings: Any
+    original_generation_config: Any
     """The checkpoint's generation config; None for a model with a head."""
-    plain: bool
+    saved_by_run: bool
     """Whether the base weights were saved by a run."""
     trainable: bool
     """Whether parameters require gradients."""
@@ -69,10 +69,10 @@ class LoadedModel:
         self.base: PreTrainedModel = module.get_base_model() if self.adapted is not None else module
         settings = self.adapted.active_peft_config if self.adapted is not None else None
         self.virtual_tokens = 0
-        self.embedded = False
+        self.virtual_tokens_are_embeddings = False
         if settings is not None and settings.is_prompt_learning:
             self.virtual_tokens = int(settings.num_virtual_tokens)
-            self.embedded = settings.peft_type.value in EMBEDDED
+            self.virtual_tokens_are_embeddings = settings.peft_type.value in EMBEDDED
         self.context_length = context_length(self.base, virtual_tokens=self.virtual_tokens)
         self.answer_context = described_answer_context(self.base.config)
         free_bytes = 0 if self.trainable else self.free_bytes()
@@ -114,9 +114,9 @@ class LoadedModel:
     @property
     def checkpoint_generation(self) -> Mapping[str, Any]:
         """Content of the checkpoint's generation_config.json; empty without one."""
-        if self.own_settings is None:
+        if self.original_generation_config is None:
             return {}
-        settings: dict[str, Any] = self.own_settings.to_dict()
+        settings: dict[str, Any] = self.original_generation_config.to_dict()
         return {key: value for key, value in settings.items() if value is not None}
 
     @property

@@ -50,7 +50,7 @@ class BaseLoader:
     tokenizer: "PreTrainedTokenizerFast"
     device: torch.device
     """Device of the weights."""
-    plain: bool = False
+    saved_by_run: bool = False
     """Whether to ignore quantization and rope scaling of the config, which saved weights already include."""
     head: Head | None = None
     """Head on top of the model, with its labels; None for a model that writes text."""
@@ -100,12 +100,12 @@ class BaseLoader:
     def _quantization(self) -> BitsandbytesQuantization | None:
         """The quantization that loading applies; int8 layers are made of the float32 ones of a loaded model."""
         quantization = self.config.quantization
-        return quantization if isinstance(quantization, BitsandbytesQuantization) and not self.plain else None
+        return quantization if isinstance(quantization, BitsandbytesQuantization) and not self.saved_by_run else None
 
     @property
     def _may_add_head(self) -> bool:
         """Whether a head may have random weights, which are then trained or loaded."""
-        trains_all = self.config.trains and not self.plain
+        trains_all = self.config.trains and not self.saved_by_run
         return self.head is not None and (self.config.adapter is not None or trains_all)
 
     def _checked_config(self, source: str) -> "PretrainedConfig":
@@ -114,7 +114,7 @@ class BaseLoader:
         check_kind(described, head=self.head, source=source)
         check_numbers(described, source=source)
         scaling = self.config.model_parameters.rope_scaling
-        if scaling is not None and not self.plain:
+        if scaling is not None and not self.saved_by_run:
             scale_positions(described, scaling)
         return described
 

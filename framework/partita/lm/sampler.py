@@ -37,7 +37,7 @@ HISTORY = (
     "remove_invalid_values",
 )
 """Options that depend on the tokens of a row."""
-CLOSE = 2e-5
+NEAR_TIE_TOLERANCE = 2e-5
 """Tolerance for near ties, relative to the distance of the highest score from the mean. With 12 layers, scores of two
 math libraries differed by up to 2e-6 of that distance, so the difference of two scores by up to 4e-6."""
 
@@ -72,7 +72,7 @@ class Sampler:
         self.do_sample = options.do_sample
         self.end_ids = sorted(ends)
         self.ends = torch.tensor(self.end_ids, device=device, dtype=torch.long)
-        self.least = int(self.arguments.get("min_new_tokens") or 0) if len(ends) else 0
+        self.min_new_tokens = int(self.arguments.get("min_new_tokens") or 0) if len(ends) else 0
         self.by_row = any(self.arguments.get(name) is not None for name in HISTORY)
         self.warpers = score_processors(self.arguments, device=device) if self.do_sample else None
 
@@ -109,9 +109,11 @@ class Sampler:
         means_N = scores_NV.mean(-1) if find_near_ties and not self.do_sample else None  # before scores are masked
         if self.by_row:
             scores_NV = torch.cat([self.process(scores, row) for scores, row in zip(scores_NV, rows, strict=True)])
-        elif self.least:
+        elif self.min_new_tokens:
             early = [
-                index for index, row in enumerate(rows) if len(row.new) < min(self.least, row.request.max_new_tokens)
+                index
+                for index, row in enumerate(rows)
+                if len(row.new) < min(self.min_new_tokens, row.request.max_new_tokens)
             ]
             if early:
                 indices = torch.tensor(early, device=self.device)
@@ -133,16 +135,16 @@ class Sampler:
 
     def add_logprobs(self, logits_NV: torch.Tensor, tokens_N: torch.Tensor, rows: Sequence[Row]) -> None:
         """Add the log probability of each row's next token to the row."""
-        chances_NV = logits_NV.float().log_softmax(-1)
-        chances = chances_NV.gather(1, tokens_N[:, None])[:, 0].tolist()
-        for row, chance in zip(rows, chances, strict=True):
-            row.logprob += chance
+        logprobs_NV = logits_NV.float().log_softmax(-1)
+        logprobs = logprobs_NV.gather(1, tokens_N[:, None])[:, 0].tolist()
+        for row, logprob in zip(rows, logprobs, strict=True):
+            row.logprob += logprob
         if self.top_logprobs is None:
             return
-        best_NK, ids_NK = chances_NV.topk(min(self.top_logprobs, chances_NV.shape[1]))
-        found = zip(rows, tokens_N.tolist(), chances, ids_NK.tolist(), best_NK.tolist(), strict=True)
-        for row, token, chance, ids, best in found:
-            row.token_logprobs.append(TokenLogprob(token, chance, tuple(zip(ids, best, strict=True))))
+        best_NK, ids_NK = logprobs_NV.topk(min(self.top_logprobs, logprobs_NV.shape[1]))
+        found = zip(rows, tokens_N.tolist(), logprobs, ids_NK.tolist(), best_NK.tolist(), strict=True)
+        for row, token, logprob, ids, best in found:
+            row.token_logprobs.append(TokenLogprob(token, logprob, tuple(zip(ids, best, strict=True))))
 
     def process(self, scores_V: torch.Tensor, row: Row) -> torch.Tensor:
         """Return the scores of a row [1, V] after the processors that depend on its tokens."""
@@ -152,18 +154,18 @@ class Sampler:
 
     def sample(self, scores_NV: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample a token per row by inverse transform; return tokens and whether they are valid."""
-        chances_N1 = torch.tensor([[row.uniforms[len(row.new)]] for row in rows], device=self.device)
-        return inverse_transform(scores_NV, chances_N1, warpers=self.warpers)
+        uniforms_N1 = torch.tensor([[row.uniforms[len(row.new)]] for row in rows], device=self.device)
+        return inverse_transform(scores_NV, uniforms_N1, warpers=self.warpers)
 
 
 def inverse_transform(
-    scores_NV: torch.Tensor, chances_N1: torch.Tensor, *, warpers: "LogitsProcessorList | None"
+    scores_NV: torch.Tensor, uniforms_N1: torch.Tensor, *, warpers: "LogitsProcessorList | None"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample a token per row by inverse transform; return tokens and whether they are valid.
 
     Args:
         scores_NV: Scores of the rows.
-        chances_N1: A random number in [0, 1) for each row.
+        uniforms_N1: A random number in [0, 1) for each row.
         warpers: Processors that depend on scores only.
     """
     usable_N = scores_NV.amax(-1).isfinite()
@@ -175,7 +177,7 @@ def inverse_transform(
     reached_NV = scores_NV.softmax(-1).cumsum(-1)
     total_N1 = reached_NV[:, -1:]
     # A random number of 0.99999997 times the total may round to the total, which no cumulative sum exceeds.
-    sought_N1 = torch.minimum(chances_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
+    sought_N1 = torch.minimum(uniforms_N1 * total_N1, torch.nextafter(total_N1, torch.zeros_like(total_N1)))
     tokens_N = torch.searchsorted(reached_NV, sought_N1, right=True)[:, 0]
     return tokens_N.clamp(max=scores_NV.shape[1] - 1), usable_N & ~total_N1[:, 0].isnan()
 
@@ -201,7 +203,7 @@ def greedy_on_cpu(scores_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def near_ties(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: torch.Tensor) -> list[int]:
     """Return the rows in which another token is tied with the chosen one within the tolerance."""
     best_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
-    least_N = best_N - CLOSE * (best_N - means_N).abs()
+    least_N = best_N - NEAR_TIE_TOLERANCE * (best_N - means_N).abs()
     rows: list[int] = ((scores_NV >= least_N[:, None]).sum(-1) > 1).nonzero()[:, 0].tolist()
     return rows
 
@@ -218,7 +220,7 @@ def near_ties_on_cpu(scores_NV: torch.Tensor, tokens_N: torch.Tensor, means_N: t
     second_N = scores.max(-1)
     scores[chosen] = best_N
     with np.errstate(invalid="ignore"):  # a row whose scores are all -inf has no near tie
-        least_N = best_N - np.float32(CLOSE) * np.abs(best_N - means_N.numpy())
+        least_N = best_N - np.float32(NEAR_TIE_TOLERANCE) * np.abs(best_N - means_N.numpy())
     rows: list[int] = np.flatnonzero(second_N >= least_N).tolist()
     return rows
 

@@ -118,7 +118,7 @@ class TrainedModel(LoadedModel):
         """Write the trained state, bit for bit."""
         extra = self.budget.tensors() if self.budget is not None else {}
         ranks = self.budget.ranks() if self.budget is not None else None
-        write_checkpoint(folder, module=self.module, initial=self.initial, extra=extra, ranks=ranks)
+        write_checkpoint(folder, module=self.module, initial=self.initial_adapter_tensors, extra=extra, ranks=ranks)
 
     def load_checkpoint(self, folder: Path) -> None:
         """Load the trained state in place.
@@ -128,11 +128,11 @@ class TrainedModel(LoadedModel):
         """
         tensors, notes = read_checkpoint(folder)
         first = {name.removeprefix(INITIAL): value for name, value in tensors.items() if name.startswith(INITIAL)}
-        check_initial(first, self.initial, folder=folder)
+        check_initial(first, self.initial_adapter_tensors, folder=folder)
         budget = {name: value for name, value in tensors.items() if name.startswith("rank_budget.")}
         trained = {name: value for name, value in tensors.items() if not name.startswith((INITIAL, "rank_budget."))}
         restore_parameters(self.module, trained, folder=folder)
-        self.initial = first
+        self.initial_adapter_tensors = first
         if self.budget is not None:
             self.budget.restore(budget, ranks=notes["ranks"])
 

@@ -16,7 +16,7 @@ import torch
 from partita.lm.base import BatchSupport, GenerationOptions, GenerationRequest
 from partita.lm.batch_decoding import BatchDecoder, StopStrings
 from partita.lm.batch_prompts import BatchPrompts
-from partita.lm.generation import beam_search, generation_settings, may_run_past_context
+from partita.lm.generation import beam_search, generation_config_of, may_run_past_context
 from partita.lm.loaded_model import TextModel
 from partita.lm.logit_check import random_rows
 from partita.lm.sampler import Sampler
@@ -176,7 +176,7 @@ def run(
 
     requests = [replace(request, max_new_tokens=new_tokens) for request in prompts.requests]
     sampler = Sampler(options, ends=(), seed=0, device=lm.device)
-    settings = generation_settings(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
+    settings = generation_config_of(options, max_new_tokens=new_tokens, end_ids=(), tokenizer=lm.tokenizer)
     held = {"past_key_values": cache} if cache is not None else {}
     prompts = replace(prompts, inputs={**prompts.inputs, **held}, requests=requests)
     if options.beams > 1:

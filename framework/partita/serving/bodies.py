@@ -77,7 +77,7 @@ class SamplingBody(Body):
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _supported(self) -> "SamplingBody":
+    def _refuse_penalties(self) -> "SamplingBody":
         for name in ("frequency_penalty", "presence_penalty"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported; use repetition_penalty, or write 0")
@@ -134,7 +134,7 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
     @model_validator(mode="after")
-    def _complete(self) -> "ResponseFormat":
+    def _schema_matches_type(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema is for the type json_schema, which needs one")
         return self
@@ -167,7 +167,7 @@ class ChatBody(SamplingBody):
     """Whether several calls of an answer are returned; otherwise only the first."""
 
     @model_validator(mode="after")
-    def _fits(self) -> "ChatBody":
+    def _check_limits_and_tools(self) -> "ChatBody":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if self.tool_choice not in (None, "none") and not self.tools:
@@ -192,7 +192,7 @@ class CompletionBody(SamplingBody):
     suffix: str | None = None
 
     @model_validator(mode="after")
-    def _no_more(self) -> "CompletionBody":
+    def _refuse_unsupported(self) -> "CompletionBody":
         if self.echo:
             raise ValueError("echo is not supported; put the prompt before the answer yourself")
         if self.suffix:
@@ -245,7 +245,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
-    def _one(self) -> "TokenizeBody":
+    def _one_of_prompt_and_messages(self) -> "TokenizeBody":
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("write prompt or messages")
         return self

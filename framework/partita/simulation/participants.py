@@ -288,7 +288,7 @@ def turn_encoder(
     """Create the prompt encoder of an agent.
 
     Args:
-        pipeline: LocalPipeline of the agent's model.
+        pipeline: Pipeline of the agent's model.
         section: The simulation section.
         agent: Name of the agent.
         prompt: System prompt that only this agent sees.

@@ -38,8 +38,7 @@ from partita.simulation.turn_answers import build_turn_answers
 from partita.simulation.worlds import World
 from partita_schema.common.text import counted
 from partita_schema.sections.agents import ModelAgentConfig
-from partita_schema.sections.simulation import ReplayWorldConfig as ReplaySection
-from partita_schema.sections.simulation import Simulation
+from partita_schema.sections.simulation import ReplayWorldConfig, Simulation
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
 
@@ -244,7 +243,7 @@ def build_setup(
     """Open the tasks, the world and the agents of a configuration.
 
     Args:
-        pipeline: LocalPipeline of the main agent.
+        pipeline: Pipeline of the main agent.
         models: Models by agent.
         seed: Seed of environments, sampling and programs.
         rows: Rows that replace the dataset of the tasks.
@@ -278,7 +277,7 @@ def start_order(episodes: Sequence[Episode], section: Simulation) -> Sequence[Ep
     A long episode that starts last would run while all other slots and ranks are idle. The lengths of other worlds'
     episodes are unknown.
     """
-    if not isinstance(section.world, ReplaySection):
+    if not isinstance(section.world, ReplayWorldConfig):
         return episodes
 
     def length(episode: Episode) -> tuple[int, int]:

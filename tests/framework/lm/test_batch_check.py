@@ -104,7 +104,7 @@ def test_generation_settings_of_every_second_architecture_are_applied(architectu
     assert len(shipping) > 9
     lm = architectures.saved_and_loaded(shipping[0], tmp_path)
     assert lm.checkpoint_generation["repetition_penalty"] == 1.3
-    assert lm.own_settings.suppress_tokens == list(range(40, 60))
+    assert lm.original_generation_config.suppress_tokens == list(range(40, 60))
 
 
 # Results of the check

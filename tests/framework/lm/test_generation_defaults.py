@@ -103,7 +103,7 @@ def test_a_checkpoint_that_samples_uses_its_sampling_settings(small: Any, checkp
     requests = [SlotRequest(prompt, 1, row, key=row.to_bytes(8, "little")) for row in range(count)]
     drawn = Counter(answer.ids for answer in lm.generate(requests, options, seed=0))
     inputs = torch.tensor([list(prompt)])
-    settings = lm.own_settings.to_diff_dict() | {"output_scores": True, "return_dict_in_generate": True}
+    settings = lm.original_generation_config.to_diff_dict() | {"output_scores": True, "return_dict_in_generate": True}
     found = lm.base.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=1, **settings)
     chances = found.scores[0].softmax(-1)[0]
     tokens = torch.arange(len(chances))[chances > 0].tolist()

@@ -94,7 +94,7 @@ def test_a_run_whose_svd_has_other_signs_resumes_with_a_warning(
     lm, resumed = small.load(config), small.load(config)
     small.take_steps(lm, steps=2)
     lm.save_checkpoint(tmp_path / "checkpoint")
-    for name, first in resumed.initial.items():
+    for name, first in resumed.initial_adapter_tensors.items():
         first.neg_()
         resumed.module.get_parameter(name).data.neg_()
     resumed.load_checkpoint(tmp_path / "checkpoint")

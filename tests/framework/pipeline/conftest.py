@@ -218,7 +218,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     ):
         monkeypatch.setattr(f"{module}.now", lambda device: result.seconds)
     # The time that a machine takes for a probe must not decide anything here.
-    monkeypatch.setattr("partita_trainers.batch_size.tune.MIN_SAVED_SECONDS", 1e9)
+    monkeypatch.setattr("partita_trainers.batch_size.tune.ALWAYS_ALLOWED_SECONDS", 1e9)
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     hook = register_optimizer_step_post_hook(stepped)

@@ -145,7 +145,10 @@ class AppleMemory:
 
     @contextmanager
     def guard(self, *, exact: bool = False) -> Iterator[None]:
-        """Enforce a user-set limit in the allocator. Without one the device itself refuses allocations."""
+        """Enforce a user-set limit in the allocator. Without one the device itself refuses allocations.
+
+        torch.mps cannot tell the limit that was set before, so this one stays.
+        """
         if self.allowed is not None:
             torch.mps.set_per_process_memory_fraction(min(1.0, self.allowed / self.total))
         yield

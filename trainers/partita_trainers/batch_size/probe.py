@@ -102,8 +102,8 @@ class BatchSize:
     rows: int
     """The size in use: `best`, limited by what the user allows."""
     origin: Origin
-    """file: set by the user; tuned: measured now; cached: measured earlier and probed again now; default: no choice,
-    such as for a single row.
+    """file: set by the user; tuned: measured now; cached: measured earlier and probed again now; max_tokens: as many of
+    the longest rows as `data.batching.max_tokens` allows; default: no choice, such as for a single row.
     """
     device: str
     """The device that it was found on."""

@@ -32,7 +32,7 @@ MAX_ROWS = 65_535
 """Attention kernels fail for more rows: a grid dimension has 16 bits."""
 SHARE_OF_THE_WORK = 0.1
 """Maximum tuning time as a fraction of the time of the work."""
-MIN_SAVED_SECONDS = 0.5
+ALWAYS_ALLOWED_SECONDS = 0.5
 """Tuning time in seconds that is always allowed."""
 SHORT_SECONDS = 0.25
 """Runs shorter than this are timed once more, without measuring memory."""
@@ -249,7 +249,7 @@ class BatchSizeSearch:
     def allows(self, seconds: float, *, rows: int) -> bool:
         """Return whether `seconds` more stay within the tuning time for work in batches of `rows`."""
         spent = time.perf_counter() - self.started
-        return spent + seconds <= max(MIN_SAVED_SECONDS, SHARE_OF_THE_WORK * self.seconds_of_work(rows))
+        return spent + seconds <= max(ALWAYS_ALLOWED_SECONDS, SHARE_OF_THE_WORK * self.seconds_of_work(rows))
 
     def pays(self, seconds: float, *, rows: int, larger: int) -> bool:
         """Return whether larger batches promise to save more than `seconds`."""

@@ -62,7 +62,7 @@ class EncoderDecoderModel(HuggingFaceModel):
     def __post_init__(self) -> None:
         """Find the token that starts the decoder's sequence."""
         super().__post_init__()
-        start = self.own_settings.decoder_start_token_id
+        start = self.original_generation_config.decoder_start_token_id
         start = getattr(self.base.config, "decoder_start_token_id", None) if start is None else start
         start = getattr(self.base.config, "bos_token_id", None) if start is None else start
         if start is None:
