@@ -139,6 +139,13 @@ def held_out_loss(lm: HuggingFaceModel) -> float:
         return lm.loss(lm.module, build_batch(99)).item()
 
 
+def gradients(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
+    """Return the gradients of all trained parameters that have one, as a vector."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+
 def slot_requests(*sizes: tuple[int, int], prefix: Sequence[int] = (), seed: int = 0) -> list[SlotRequest]:
     """Return random prompts of given lengths with a common prefix, with their limits on new tokens."""
     draw = random.Random(seed)

@@ -16,6 +16,8 @@ from partita_trainers.base import Batch
 from partita_trainers.file_sums import FILE as SUMS
 from partita_trainers.micro_batches import split_batch
 
+from .conftest import gradients
+
 PREFIXES = {"type": "prompt_tuning", "num_virtual_tokens": 3}
 
 
@@ -65,12 +67,6 @@ def rows(lm: Any, *, shift: int = 0) -> Batch:
     assert batch.loss_token_branches.tolist() == [0] * 4 + [1] * 6 + [0] * 3 + [1] + [0] * 4 + [1] * 6
     assert batch.loss_token_rows.tolist() == [0] * 10 + [1] * 4 + [2] * 10
     return batch
-
-
-def gradients(value: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(value, parameters, allow_unused=True)
-    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
 
 
 def assert_same_as_alone(lm: Any) -> None:

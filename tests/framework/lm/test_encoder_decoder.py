@@ -18,6 +18,7 @@ from partita_trainers.base import Batch
 from partita_trainers.sides import split_sides
 
 from ...encoder_decoders import SIZES, save_encoder_decoder
+from .conftest import gradients
 
 BORDERS = (12, 3, 13, 2)
 LENGTHS = (20, 9, 15, 6)
@@ -49,12 +50,6 @@ def library_loss(module: Any, batch: Batch) -> torch.Tensor:
         input_ids=sides.input_ids_BS, attention_mask=sides.attention_mask_BS, labels=sides.labels_BT
     ).loss
     return mean * (sides.labels_BT != -100).sum()
-
-
-def gradients(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
 
 
 def greedy_alone(lm: EncoderDecoderModel, request: GenerationRequest, **arguments: Any) -> tuple[int, ...]:

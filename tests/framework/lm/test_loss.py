@@ -7,6 +7,8 @@ import torch
 from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch
 
+from .conftest import gradients
+
 ARCHITECTURES = typing.get_args(Architecture)
 
 
@@ -19,12 +21,6 @@ def full_logits_loss(module: torch.nn.Module, batch: Batch) -> torch.Tensor:
         num_items_in_batch=1,
     ).loss
     return loss
-
-
-def gradients(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
 
 
 def assert_same_loss(lm, batch: Batch, *, tolerance: float = 1e-5) -> None:

@@ -15,6 +15,8 @@ from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch
 from partita_trainers.file_sums import FILE as SUMS
 
+from .conftest import gradients
+
 LENGTHS = (24, 5, 17, 2, 30, 1, 12)
 LINES = ((0, 2, 1), (4, 6), (3,), (5, 3))
 """Rows of each line; one line has a single row and much padding."""
@@ -41,12 +43,6 @@ def rows_and_lines(small: Any) -> tuple[Batch, Batch]:
     keys = tuple(rows.keys[row] for row in order)
     alone = Batch(rows.input_ids_BT[chosen], rows.labels_BT[chosen], rows.lengths_B[chosen], keys)
     return alone, Batch(ids, labels, lengths, keys, positions)
-
-
-def gradients(loss: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
 
 
 def logits(lm: Any, batch: Batch) -> torch.Tensor:
