@@ -4,7 +4,7 @@ The KL term z of a step is the mean of L - R over mismatched pairs of all its ro
 with the answer of the row before it, in the order of keys. It is computed in `prepare`, so that it depends neither on
 the number of micro-batches nor on the number of ranks.
 
-Shapes: R rows of a batch.
+Shapes: R rows of a batch, A answers of a row (here 1), G good or bad rows of a batch, S rows of a step.
 """
 
 import logging

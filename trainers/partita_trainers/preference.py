@@ -4,7 +4,7 @@ A row of data is a prompt with two branches, the answers, and is computed in one
 Losses and metrics are sums over pairs, divided by the pairs of the step, so that they depend neither on the number of
 micro-batches nor on the number of ranks.
 
-Shapes: R rows of a batch, A = 2 answers of a row, the chosen one first.
+Shapes: R rows of a batch, A = 2 answers of a row, the chosen one first, P pairs with a loss.
 """
 
 from collections.abc import Iterable, Mapping

@@ -6,7 +6,8 @@ The score of an answer is read at its last token that is not the pad token, neve
 Both answers of a pair, or several answers to compare, follow their prompt in one row, which is computed once; see
 `partita.lm.branches`. Where a model takes no mask of pairs of tokens, each answer is a separate row.
 
-Shapes: B sequences, T tokens of the longest, N loss tokens, R rows, A answers of a row: 2 of a pair.
+Shapes: B sequences, T tokens of the longest, N loss tokens, R rows, A answers of a row: 2 of a pair, n = R A answers, K
+most answers of a sequence, L sequences of one answer each.
 """
 
 import logging

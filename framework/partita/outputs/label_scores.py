@@ -1,4 +1,7 @@
-"""Metrics of label scores, one label against all others: area under the ROC curve and average precision."""
+"""Metrics of label scores, one label against all others: area under the ROC curve and average precision.
+
+Shapes: R rows, L labels, S different scores.
+"""
 
 import math
 from array import array

@@ -3,6 +3,8 @@
 Of up to MAX_BLOCKS rows, the metrics of each resample are exact. Of more rows, scores are grouped by the quantiles of
 the positive and of the negative rows, which changes the metrics by less than a hundredth of their interval; the
 difference at all rows is added to all resamples.
+
+Shapes: N rows, L labels, R resamples, S different scores.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,8 @@
-"""Metrics of numbers, scores, embeddings, texts, JSON values and dialogues from the results of rows, with resamples."""
+"""Metrics of numbers, scores, embeddings, texts, JSON values and dialogues from the results of rows, with resamples.
+
+Shapes: N rows, R resamples, Q queries, M entries of all rows, F fields, S slots, C counts of a text, O orders of
+n-grams.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Texts as bags of feature ids, and the model interface for lock-free training on them.
 
-Shapes: N rows, K entries of all bags, C labels.
+Shapes: N rows, K entries of all bags, C labels; n chosen rows, k entries of their bags.
 """
 
 from dataclasses import dataclass

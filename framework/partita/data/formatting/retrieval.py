@@ -1,4 +1,7 @@
-"""Select worked examples for each row: at random, or the most similar ones."""
+"""Select worked examples for each row: at random, or the most similar ones.
+
+Shapes: N rows to select from, B rows that need examples, D numbers of a vector.
+"""
 
 import random
 from collections.abc import Iterator, Sequence
