@@ -17,7 +17,7 @@ from partita.pipeline.size_key import ROWS_THAT_COUNT, TunedPipeline, size_key
 from partita_schema.common.text import counted
 from partita_schema.errors import OtherRankError
 from partita_schema.sections.trainer import FinetuneTrainer
-from partita_trainers.batch_size.cache import Cache, bucket
+from partita_trainers.batch_size.cache import BatchSizeCache, bucket
 from partita_trainers.batch_size.device_memory import device_memory
 from partita_trainers.batch_size.probe import BatchSize, Probe, Purpose
 from partita_trainers.batch_size.probe_runner import ProbeRunner
@@ -85,7 +85,7 @@ class BatchSizeTuner:
             process_group: The ranks that look for a size together and get the same one.
         """
         self.pipeline, self.fresh = pipeline, fresh
-        self.cache = Cache.of_user()
+        self.cache = BatchSizeCache.of_user()
         self.config, self.lm = pipeline.config, pipeline.lm
         self.process_group = process_group
         self.memory = device_memory(

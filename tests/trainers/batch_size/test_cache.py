@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from partita_trainers.batch_size.cache import Cache, bucket
+from partita_trainers.batch_size.cache import BatchSizeCache, bucket
 from partita_trainers.batch_size.probe import BatchSize, ProbeResult
 
 KNOWN = BatchSize(
@@ -31,12 +31,12 @@ KEY = {"model": {"base_model": "x", "adapter": None}, "options": [{"do_sample": 
 
 
 def test_a_saved_size_is_loaded_unchanged(tmp_path: Path) -> None:
-    Cache(tmp_path / "new" / "folder").save(KEY, KNOWN)
-    assert Cache(tmp_path / "new" / "folder").load(KEY) == KNOWN
+    BatchSizeCache(tmp_path / "new" / "folder").save(KEY, KNOWN)
+    assert BatchSizeCache(tmp_path / "new" / "folder").load(KEY) == KNOWN
 
 
 def test_another_key_finds_nothing(tmp_path: Path) -> None:
-    cache, other = Cache(tmp_path), {**KEY, "options": [{"do_sample": True}, 2]}
+    cache, other = BatchSizeCache(tmp_path), {**KEY, "options": [{"do_sample": True}, 2]}
     cache.save(KEY, KNOWN)
     assert cache.load(other) is None
     cache.file(KEY).rename(cache.file(other))
@@ -44,8 +44,8 @@ def test_another_key_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_the_order_of_a_key_does_not_matter(tmp_path: Path) -> None:
-    Cache(tmp_path).save(KEY, KNOWN)
-    assert Cache(tmp_path).load(dict(reversed(KEY.items()))) == KNOWN
+    BatchSizeCache(tmp_path).save(KEY, KNOWN)
+    assert BatchSizeCache(tmp_path).load(dict(reversed(KEY.items()))) == KNOWN
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 1, "found": {}}'])
@@ -53,7 +53,7 @@ def test_a_damaged_file_is_ignored_with_a_log_message(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    cache = Cache(tmp_path)
+    cache = BatchSizeCache(tmp_path)
     cache.file(KEY).write_text(text, encoding="utf8")
     assert cache.load(KEY) is None
     assert "is not used" in caplog.text or json.loads(text)["key"] == 1
@@ -64,20 +64,20 @@ def test_a_damaged_file_is_ignored_with_a_log_message(
 def test_without_a_writable_folder_the_size_is_searched_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     (tmp_path / "file").write_text("in the way", encoding="utf8")
-    cache = Cache(tmp_path / "file" / "folder")
+    cache = BatchSizeCache(tmp_path / "file" / "folder")
     cache.save(KEY, KNOWN)
     assert "not cached for the next run" in caplog.text
     assert cache.load(KEY) is None
 
 
 def test_no_partial_file_is_left(tmp_path: Path) -> None:
-    Cache(tmp_path).save(KEY, KNOWN)
+    BatchSizeCache(tmp_path).save(KEY, KNOWN)
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
 def test_the_default_folder_is_the_cache_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTITA_CACHE", str(tmp_path / "own"))
-    assert Cache.of_user().folder == tmp_path / "own" / "batch_sizes"
+    assert BatchSizeCache.of_user().folder == tmp_path / "own" / "batch_sizes"
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:

@@ -19,14 +19,14 @@ FORMAT = 1
 """Increased when the meaning of a field changes."""
 
 
-class Cache:
+class BatchSizeCache:
     """A folder of batch sizes. Files that cannot be read or written are ignored, because the cache only saves time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
-    def of_user(cls) -> "Cache":
+    def of_user(cls) -> "BatchSizeCache":
         """Return the cache in `batch_sizes` of the user's cache folder."""
         return cls(user_cache_folder() / "batch_sizes")
 
