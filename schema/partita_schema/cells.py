@@ -56,7 +56,7 @@ def shown(value: object) -> str:
     return shortened(text)
 
 
-def parse_json(text: str) -> Any:
+def parse_cell(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse_constant)
     except RecursionError:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from partita_schema.cells import CellError, is_missing
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import (
     ANSWER,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from partita_schema.cells import CellError, parse_json, plain_text, shown, text_reader
+from partita_schema.cells import CellError, parse_cell, plain_text, shown, text_reader
 from partita_schema.common.text import counted
 
 Splitting = Literal["punctuation", "whitespace"]
@@ -82,7 +82,7 @@ def read_words(value: Any, *, splitting: Splitting, lowercase: bool = False) -> 
 def words_in_json(text: str) -> Any:
     """Return the list in a text that begins like one, or the text itself if it is no list of strings."""
     try:
-        value = parse_json(text)
+        value = parse_cell(text)
     except CellError:
         return text
     return value if isinstance(value, list) and all(isinstance(word, str) for word in value) else text
@@ -130,7 +130,7 @@ def read_tags(value: Any, *, labels: Sequence[str] | None) -> list[str] | list[S
     list of the three. Raises CellError.
     """
     if isinstance(value, str):
-        value = parse_json(value) if value.lstrip().startswith("[") else value.split()
+        value = parse_cell(value) if value.lstrip().startswith("[") else value.split()
     if not is_list(value):
         raise CellError(f"{shown(value)} is not a list of tags, nor of spans")
     items = list(value)

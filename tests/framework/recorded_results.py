@@ -7,7 +7,7 @@ from typing import Any
 from partita.runs import row_results
 from partita.runs.row_results import EvaluationHeader, OutputResult, RecordedRow
 from partita.simulation import transcripts
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 
 
 def read_rows(path: Path) -> list[RecordedRow]:

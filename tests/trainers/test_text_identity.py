@@ -2,7 +2,7 @@
 
 import torch
 
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.hashing import hash_to_int
 from partita_trainers.text_identity import identity_of, numbers_of
 
 

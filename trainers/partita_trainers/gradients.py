@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.hashing import hash_to_int
 from partita_schema.common.text import counted
 from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
 from partita_trainers.base import Batch, GlobalBatch

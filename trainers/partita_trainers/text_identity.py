@@ -8,7 +8,7 @@ Shapes: N texts.
 
 from typing import TYPE_CHECKING
 
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.hashing import hash_to_int
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from partita.data.rows import RowKeys, Rows, digest
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.hashing import hash_to_int
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import (
     COMMON_FORM_KEYS,

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from partita_schema.common.checksums import hash_to_int, parse_json
+from partita_schema.common.hashing import hash_to_int
+from partita_schema.common.json_text import parse_json
 from partita_schema.dialogues.common_form import ANSWER
 
 Status = Literal["done", "truncated", "failed"]

@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
-from partita_schema.common.checksums import parse_json
 from partita_schema.common.files import temporary_path, write_atomically
+from partita_schema.common.json_text import parse_json
 from partita_schema.common.text import counted, describe_error
 from partita_schema.errors import DataError
 

@@ -17,7 +17,7 @@ from partita.data.sources.mixed import joined, open_mix
 from partita.data.sources.python_datasets import SPLIT_OF_NAME, is_stream, splits_of
 from partita.data.sources.sources import errors_at, open_rows
 from partita.data.sources.transcripts import WantedRows
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.hashing import hash_to_int
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.sections.data import FixedSplit, HashSplit, KFoldSplit, StratifySplit

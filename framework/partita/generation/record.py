@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from partita.data.rows import digest
-from partita_schema.common.checksums import json_digest, unsealed_line
+from partita_schema.common.checksums import unsealed_line
+from partita_schema.common.hashing import json_digest
 
 Status = Literal["ok", "error", "skipped"]
 STATUSES: tuple[Status, ...] = ("ok", "error", "skipped")

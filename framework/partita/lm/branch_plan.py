@@ -10,7 +10,7 @@ from typing import Any
 
 from partita.lm.generation_defaults import cached_file
 from partita.tokenizers.hub import find_base
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.rules.encoder_decoders import virtual_tokens

@@ -16,7 +16,7 @@ from partita.report.simulated import read_outcomes, read_simulations, transcript
 from partita.runs.listing import RunSummary, read_summary
 from partita.runs.manifest import MANIFESTS, sibling_runs
 from partita.runs.row_results import FOLDER as EVALUATIONS
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.errors import DataError, PartitaError
 
 BLOCK = 1 << 22

@@ -19,8 +19,9 @@ from partita.runs.files import strict_json, without_infinities
 from partita.runs.manifest import now, read_manifest
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
-from partita_schema.common.checksums import parse_json, sealed
+from partita_schema.common.checksums import sealed
 from partita_schema.common.files import write_atomically
+from partita_schema.common.json_text import parse_json
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, shortened

@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from partita.runs.files import new_file, strict_json
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.errors import DataError
 
 FOLDER = "evaluations"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 
 SUMMED = ("rows", "tokens", "loss_tokens", "seconds")
 

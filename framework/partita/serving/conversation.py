@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partita.runs.files import new_file, output_file, why_not_written
-from partita_schema.common.checksums import json_bytes
+from partita_schema.common.json_text import json_bytes
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError, WriteError, shortened
 

@@ -9,7 +9,7 @@ import re
 
 from partita.data.episode import Episode, same_values
 from partita.simulation.contract import Verdict
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.errors import shortened
 
 

@@ -26,8 +26,9 @@ from partita.data.episode import Episode, from_line
 from partita.runs.files import append_whole, open_private, rank_path, rank_paths, writing
 from partita.runs.locks import try_lock
 from partita.runs.settings import differences
-from partita_schema.common.checksums import DamagedError, json_bytes, sealed_line, unsealed_line
+from partita_schema.common.checksums import DamagedError, sealed_line, unsealed_line
 from partita_schema.common.files import replacing
+from partita_schema.common.json_text import json_bytes
 from partita_schema.common.text import counted, describe_error
 from partita_schema.errors import ResumeError
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, main_process_first

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult
 from partita.sweeps.early_stops import Direction, is_stopped, units_of
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.hashing import hash_to_int
 from partita_schema.sections.sweep import SearchSpace, SweepConfig, count_values, values_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita_schema.common.checksums import DamagedError, json_digest
+from partita_schema.common.checksums import DamagedError
+from partita_schema.common.hashing import json_digest
 from partita_schema.common.text import nearest
 from partita_schema.errors import ModelError, PartitaError
 from partita_trainers.file_sums import FILE as SUMS

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from partita.tokenizers.hub import BASE, WEIGHTS, check_intact, find_adapter, find_base, loading
-from partita_schema.common.checksums import parse_json
 from partita_schema.common.files import write_atomically
+from partita_schema.common.json_text import parse_json
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import NewModel

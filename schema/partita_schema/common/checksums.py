@@ -6,21 +6,12 @@ line is an object whose last key is a hash of the bytes before it.
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from hashlib import blake2b, sha256
+from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
-
-def hash_to_int(text: str, *, num_bytes: int = 8) -> int:
-    """Return an integer of `num_bytes` bytes that depends only on the text, the same on every machine."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=num_bytes).digest(), "big")
-
-
-def json_digest(value: Any, *, default: Callable[[Any], Any] | None = None) -> str:
-    """Return the SHA-256 of a value as JSON, independent of the order of keys. `default` as for `json.dumps`."""
-    return sha256(json.dumps(value, sort_keys=True, default=default).encode()).hexdigest()
-
+from partita_schema.common.hashing import json_digest
+from partita_schema.common.json_text import parse_json
 
 KEY = "checksum"
 LINE_END = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n?\Z')
@@ -28,14 +19,6 @@ LINE_END = re.compile(rb', "checksum": "([0-9a-f]{8})"\}\n?\Z')
 
 class DamagedError(ValueError):
     """Saved state that is damaged. The text completes the name of the file: `is not JSON (...)`."""
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for text that is nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 # Documents
@@ -74,14 +57,6 @@ def document_sum(document: Mapping[str, Any]) -> str:
 
 
 # Lines
-
-
-def json_bytes(value: Any) -> bytes:
-    """Return JSON in UTF-8; ASCII-escaped if it has lone surrogates, which UTF-8 cannot encode."""
-    try:
-        return json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return json.dumps(value).encode()
 
 
 def sealed_line(line: bytes) -> bytes:

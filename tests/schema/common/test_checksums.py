@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita_schema.common.checksums import DamagedError, parse_json, sealed, sealed_line, unsealed, unsealed_line
+from partita_schema.common.checksums import DamagedError, sealed, sealed_line, unsealed, unsealed_line
+from partita_schema.common.json_text import parse_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

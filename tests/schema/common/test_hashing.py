@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 import pytest
 
-from partita_schema.common.checksums import hash_to_int
+from partita_schema.common.hashing import hash_to_int
 
 
 @pytest.mark.parametrize("num_bytes", [4, 6, 7, 8])

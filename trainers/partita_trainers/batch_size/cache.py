@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from partita_schema.common.checksums import json_digest, sealed, unsealed
+from partita_schema.common.checksums import sealed, unsealed
 from partita_schema.common.files import user_cache_folder
+from partita_schema.common.hashing import json_digest
 from partita_trainers.batch_size.probe import BatchSize
 
 logger = logging.getLogger(__name__)

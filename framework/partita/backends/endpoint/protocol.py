@@ -129,7 +129,7 @@ def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | Non
     Raises:
         AnswerError: There is no answer, or it is too long for `max_tokens`.
     """
-    response = parse_json(body)
+    response = parse_response(body)
     try:
         choice = response["choices"][0]
         text = choice["message"].get("content") if mode == "chat" else choice["text"]
@@ -152,7 +152,7 @@ def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | Non
     return EndpointReply(generated, prompt_tokens=read_count(response, "prompt_tokens"))
 
 
-def parse_json(body: bytes) -> Any:
+def parse_response(body: bytes) -> Any:
     """Parse a body as JSON in UTF-8, whatever its headers say (RFC 8259). Raise AnswerError."""
     try:
         return load_json(body.decode("utf-8-sig"))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from partita.backends.endpoint.protocol import AnswerError, error_message, parse_json
+from partita.backends.endpoint.protocol import AnswerError, error_message, parse_response
 from partita.backends.endpoint.receiving import Response
 from partita.backends.endpoint.request_sender import RequestFailure, RequestSender, refusal
 from partita.generation.requests import RowResult
@@ -68,7 +68,7 @@ class RowSender(RequestSender[Records]):
     def read(self, response: Response, body: Mapping[str, Any]) -> Records:
         """Return the answers. Raise AnswerError if there is not one for each row."""
         try:
-            found = Records.model_validate(parse_json(response.body))
+            found = Records.model_validate(parse_response(response.body))
         except ValidationError as error:
             raise AnswerError(f"the server's response holds no records: {error.errors()[0]['msg']}") from None
         if len(found.records) != len(body["rows"]):

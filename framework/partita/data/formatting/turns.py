@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from partita_schema.cells import compact_json
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import ANSWER
 from partita_schema.turn_outputs import TurnOutputs, Values, build_turn_outputs

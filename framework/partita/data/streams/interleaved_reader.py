@@ -20,7 +20,7 @@ from partita.data.formats.base import Position, StreamRow
 from partita.data.sources.mixed import Mixer
 from partita.data.streams.base import Stream
 from partita.data.streams.sharding import assign_shards
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.errors import ResumeError
 
 OPEN = 4

@@ -25,7 +25,7 @@ from partita.simulation.contract import (
     messages_of,
     truth_of,
 )
-from partita_schema.common.checksums import parse_json
+from partita_schema.common.json_text import parse_json
 from partita_schema.common.text import nearest
 from partita_schema.json_values import json_validator, schema_mistake
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import model_validator
 
 from partita_schema.base import ConfigModel, PositiveInt, StrictBool, rule_error
-from partita_schema.cells import CellError, compact_json, parse_json, plain_json
+from partita_schema.cells import CellError, compact_json, parse_cell, plain_json
 from partita_schema.sections.outputs.base import OutputBase, ReadCell, ValuePreprocessing
 from partita_schema.sections.outputs.grammar_rules import json_rule
 
@@ -84,7 +84,7 @@ class JsonOutput(OutputBase):
         validator = json_validator(schema) if schema is not None else None
 
         def read_value(value: Any) -> Any:
-            decoded = parse_json(value) if isinstance(value, str) else value
+            decoded = parse_cell(value) if isinstance(value, str) else value
             if is_too_deep(decoded):
                 raise CellError(f"the value is {TOO_DEEP}")
             decoded = plain_json(decoded)

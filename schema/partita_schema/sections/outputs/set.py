@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from partita_schema.base import ConfigModel, Fraction, Name, PositiveInt, StrictBool, rule_error
-from partita_schema.cells import CellError, compact_json, parse_json, plain_text, shown
+from partita_schema.cells import CellError, compact_json, parse_cell, plain_text, shown
 from partita_schema.common.text import first_repeated
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
@@ -167,7 +167,7 @@ class SetOutput(OutputBase):
 def cell_labels(value: Any, *, separator: str) -> Iterable[str]:
     """Yield the labels of a cell. Raise CellError if it holds something else."""
     if isinstance(value, str):
-        items = parse_json(value) if value.lstrip().startswith("[") else value.split(separator)
+        items = parse_cell(value) if value.lstrip().startswith("[") else value.split(separator)
     else:
         items = value.tolist() if hasattr(value, "tolist") else value  # of NumPy
     for item in items if isinstance(items, list | tuple | set | frozenset) else [items]:
