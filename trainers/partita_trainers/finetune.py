@@ -63,7 +63,14 @@ class Finetune:
         self.config, self.objective = config, objective
 
     def train(self, context: TrainerContext) -> TrainResult:
-        """Take all steps, then restore, save and evaluate the best weights."""
+        """Take all steps, then restore, save and evaluate the best weights.
+
+        Raises:
+            DataError: There are no training rows.
+            ResumeError: The run cannot be continued, because its data or its checkpoint differ.
+            DivergenceError: The loss or the gradients are not finite.
+            TrainingError: A callback has failed, or training cannot continue.
+        """
         if context.batches is None or context.batches.num_rows == 0:
             raise DataError("there are no training rows; write data.source, or pass a dataset to train")
         training = FinetuneRun(self.config, context, context.batches, objective=self.objective)

@@ -215,6 +215,13 @@ def predict_dataset(
         load: Loads the model, or connects to one.
         weights: Returns, once the model is loaded, the folder of its trained weights; None for what `load` names.
         budget: Returns the batch budget for the prompts.
+
+    Raises:
+        ConfigError: The model has no inputs.
+        DataError: The rows cannot be read, or the output cannot have this name or format.
+        ModelError: The model cannot be loaded, or does not support the options.
+        ResumeError: The journal holds the answers of another job.
+        WriteError: The journal or the output cannot be written.
     """
     config, process_group, output = context.config, context.process_group, options.output
     if config.plain_text and not config.scores_answers:

@@ -50,7 +50,14 @@ class Hogwild:
         self.config = config
 
     def train(self, context: TrainerContext) -> TrainResult:
-        """Train all epochs, then save and evaluate the last weights."""
+        """Train all epochs, then save and evaluate the last weights.
+
+        Raises:
+            ConfigError: There are several processes.
+            DataError: There are no training rows.
+            ResumeError: The run is beyond the end of the configuration, or its data differ.
+            TrainingError: A worker or a callback has failed.
+        """
         if context.process_group.world_size > 1:
             message = f"hogwild starts its workers itself, and here are {context.process_group.world_size} processes"
             raise ConfigError([Problem("trainer.type", f"{message}; start one, and write trainer.workers")])

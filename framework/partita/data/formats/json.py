@@ -159,6 +159,9 @@ def read_json(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[Sourc
     """Yield the rows of a JSON array, an object of columns, an object with one array of rows, or one object per line.
 
     An array is read incrementally; the other whole-file forms are held in memory.
+
+    Raises:
+        DataError: The text is not JSON, or more than `max_row_bytes` long where it is held in memory.
     """
     start, more = b"", b""
     while not more.strip(BLANKS):
@@ -196,7 +199,11 @@ def is_object(line: bytes) -> bool:
 
 
 def read_array(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
-    """Yield the objects of a JSON array, one at a time; a row's number is its position in the array."""
+    """Yield the objects of a JSON array, one at a time; a row's number is its position in the array.
+
+    Raises:
+        DataError: The text is not a JSON array, or is cut off.
+    """
     text = io.TextIOWrapper(stream, encoding="utf-8")
     array, number = ArrayText(text, name, max_row_bytes=max_row_bytes), 0
     try:
@@ -318,7 +325,11 @@ def said(error: Any) -> str:
 
 
 def read_whole(stream: BinaryIO, name: str, max_row_bytes: int) -> Iterator[SourceRecord]:
-    """Yield the rows of a JSON object: lists by column, one list of rows, or a single row."""
+    """Yield the rows of a JSON object: lists by column, one list of rows, or a single row.
+
+    Raises:
+        DataError: The text is not JSON, or holds too much for one object.
+    """
     text = stream.read(max_row_bytes + 1)
     if len(text) > max_row_bytes or holds_too_much(text):
         raise DataError(

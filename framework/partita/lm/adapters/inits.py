@@ -157,6 +157,9 @@ def fit_to_activations(adapted: "PeftModel", adapter: schema.LoraAdapter, *, bat
     """Initialize lora_A by EVA: the right singular vectors of the activations (Paischer et al. 2024, section 3).
 
     All tokens except padding count, not only answers: short answers have too few tokens for peft.
+
+    Raises:
+        ModelError: The batches have too few tokens for the ranks, or EVA does not converge.
     """
     from peft import initialize_lora_eva_weights
 
@@ -192,7 +195,11 @@ def fit_to_activations(adapted: "PeftModel", adapter: schema.LoraAdapter, *, bat
 
 
 def real_inputs(layer_input: Any, indices_K2: torch.Tensor, layer_name: str) -> torch.Tensor:
-    """Return the inputs of a layer at real tokens, even if an architecture has flattened rows and columns."""
+    """Return the inputs of a layer at real tokens, even if an architecture has flattened rows and columns.
+
+    Raises:
+        ModelError: The inputs do not say which of them are of which row.
+    """
     hidden: torch.Tensor = layer_input if isinstance(layer_input, torch.Tensor) else layer_input[0]
     if hidden.ndim == 3:
         return hidden[indices_K2[:, 0], indices_K2[:, 1]]
