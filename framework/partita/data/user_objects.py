@@ -1,10 +1,11 @@
-"""Create objects of user classes for the data layer."""
+"""Objects of user classes in the data layer: how they are created, and the errors of their code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from partita.data.sources.python_datasets import errors_of
-from partita_schema.errors import ConfigError, Problem
+from partita_schema.common.text import describe_error
+from partita_schema.errors import ConfigError, DataError, PartitaError, Problem, exit_call, raised_at
 from partita_trainers.registry import check_arguments
 
 
@@ -39,3 +40,16 @@ def make_user_object(
         raise ConfigError([Problem(key, message)]) from None
     with errors_of(f"{key}: {target}"):
         return user_class(*arguments, **keywords)
+
+
+@contextmanager
+def errors_of(name: str) -> Iterator[None]:
+    """Raise a DataError that names the user's class or function for any exception of its code, or `sys.exit`."""
+    try:
+        yield
+    except PartitaError:
+        raise
+    except SystemExit as error:
+        raise DataError(f"{name} called {exit_call(error)}{raised_at(error)}; raise an exception instead") from error
+    except Exception as error:
+        raise DataError(f"{name} raised {describe_error(error)}{raised_at(error)}") from error

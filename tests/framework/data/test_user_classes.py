@@ -64,6 +64,16 @@ class Exits(Loud):
         raise SystemExit(3)
 
 
+class Failing(Loud):
+    def format_all(self, rows, keys, *, supervised):
+        return [row["answre"] for row in rows]
+
+
+class Exiting(Loud):
+    def format_all(self, rows, keys, *, supervised):
+        raise SystemExit(3)
+
+
 class Fewer(Loud):
     def format_all(self, rows, keys, *, supervised):
         return []
@@ -83,6 +93,11 @@ class Reversed:
 class TakesWidth:
     def __init__(self, width):
         self.width = width
+
+
+class Broken:
+    def __call__(self, encoded, planned, pad_token_id):
+        return {}["batch"]
 
 
 class Nothing:
@@ -201,6 +216,8 @@ def test_a_changed_module_changes_the_plan(tmp_path: Path, make_config: Make, mo
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("Failing", "raised KeyError: 'answre' ({module}.py, line 44)"),
+        ("Exiting", "called sys.exit(3) ({module}.py, line 49); raise an exception instead"),
         ("Fewer", "gave 0 texts for 2 rows; give a FormattedText for each"),
         ("Texts", "gave a str for a row; give a FormattedText for each"),
     ],
@@ -211,7 +228,7 @@ def test_a_custom_formatter_with_wrong_results_is_reported(
     made = row_tokenizer(make_config(data={"formatter": f"{module}:{name}"}), tmp_path)
     with pytest.raises(DataError) as error:
         made.formatter.format_all(ROWS[:2], ["a", "b"], supervised=True)
-    assert str(error.value) == f"data.formatter: {module}:{name} {expected}"
+    assert str(error.value) == f"data.formatter: {module}:{name} {expected.format(module=module)}"
 
 
 def test_a_formatter_that_cannot_be_created_is_reported_with_its_key(
@@ -223,7 +240,7 @@ def test_a_formatter_that_cannot_be_created_is_reported_with_its_key(
         f"data.formatter: {module}:NoTokenizer cannot be created: got an unexpected keyword argument 'tokenizer'; "
         "write def __init__(self, config, *, tokenizer)"
     )
-    with pytest.raises(DataError, match=rf"^data\.formatter: {module}:Raises raised KeyError: 'marks'$"):
+    with pytest.raises(DataError, match=rf"^data\.formatter: {module}:Raises raised KeyError: 'marks' \(parts_"):
         row_tokenizer(make_config(data={"formatter": f"{module}:Raises"}), tmp_path)
     called = rf"^data\.formatter: {module}:Exits called sys\.exit\(3\) \({module}\.py, line \d+\); raise an exception"
     with pytest.raises(DataError, match=called):
@@ -240,7 +257,8 @@ def test_a_collate_function_that_cannot_be_created_is_reported_with_its_key(tmp_
 
 
 @pytest.mark.parametrize(
-    ("path", "error"), [("none.csv", "raised FileNotFoundError: .*none.csv'$"), (None, r"called sys\.exit\(\) \(")]
+    ("path", "error"),
+    [("none.csv", "raised FileNotFoundError: .*none.csv' [(]source_"), (None, r"called sys\.exit\(\) \(")],
 )
 def test_an_error_of_the_constructor_of_a_source_names_the_class(path: str | None, error: str, tmp_path: Path) -> None:
     name = f"source_{os.urandom(4).hex()}"
@@ -269,6 +287,7 @@ def test_a_custom_collate_function_creates_the_batches(tmp_path: Path, make_conf
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
+        ("Broken", "raised KeyError: 'batch' ({module}.py, line 75)"),
         ("Nothing", "gave a NoneType; give a partita_trainers.Batch"),
         ("OtherRows", "gave 1 row for 2, or others; give the same keys"),
         ("OtherShapes", "gave ids of shape (2, 5) and labels of shape (2, 4)"),
@@ -281,7 +300,7 @@ def test_a_custom_collate_function_with_wrong_results_is_reported(
     make = build_collate(f"{module}:{name}", folder=tmp_path, pad_token_id=0)
     with pytest.raises(DataError) as error:
         make(encoded, alone(torch.arange(2).numpy()))
-    assert str(error.value) == f"data.collate: {module}:{name} {expected}"
+    assert str(error.value) == f"data.collate: {module}:{name} {expected.format(module=module)}"
 
 
 @pytest.mark.parametrize(

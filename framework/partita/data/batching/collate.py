@@ -18,7 +18,7 @@ from partita.data.batching.plan import PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import IGNORED
 from partita.data.tokenized import TokenizedDataset, take_rows
 from partita.data.user_classes import load_user_class, source_digest
-from partita.data.user_objects import make_user_object
+from partita.data.user_objects import errors_of, make_user_object
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
@@ -174,7 +174,8 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int,
     collate_rows = make_user_object(collate_class, target, key="data.collate", signature="def __init__(self)")
 
     def custom(encoded: TokenizedDataset, planned: PlannedBatch) -> Batch:
-        batch: Batch = collate_rows(encoded, planned, pad_token_id)
+        with errors_of(f"data.collate: {target}"):
+            batch: Batch = collate_rows(encoded, planned, pad_token_id)
         check_batch(batch, wanted=tuple(encoded.keys.take(planned.rows)), sequences=planned.sequences, target=target)
         return replace(batch, two_sided=two_sided)
 

@@ -13,7 +13,7 @@ from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import DialogueFormatter
 from partita.data.formatting.turns import clip
 from partita.data.user_classes import load_user_class, source_digest
-from partita.data.user_objects import make_user_object
+from partita.data.user_objects import errors_of, make_user_object
 from partita_schema.cells import compact_json
 from partita_schema.common.text import counted
 from partita_schema.config import Config
@@ -280,8 +280,9 @@ class CustomFormatter:
         return rebuilt, (self.config, self.tokenizer, self._folder)
 
     def format_all(self, rows: Sequence[Row], keys: Sequence[str], *, supervised: bool = True) -> list[FormattedText]:
-        """Return rows as text. Raise DataError if the class does not return a FormattedText for each row."""
-        results = list(self._shaper.format_all(rows, keys, supervised=supervised))
+        """Return rows as text. Raise DataError if the class fails, or does not return a FormattedText for each row."""
+        with errors_of(f"data.formatter: {self._target}"):
+            results = list(self._shaper.format_all(rows, keys, supervised=supervised))
         if len(results) != len(rows):
             texts, requested = counted(len(results), "text"), counted(len(rows), "row")
             raise DataError(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
-from partita.data.sources.python_datasets import MapStore, errors_of, is_map_style, is_stream, rows_of_stream, splits_of
+from partita.data.sources.python_datasets import MapStore, is_map_style, is_stream, rows_of_stream, splits_of
 from partita.data.user_classes import load_user_class, source_digest
+from partita.data.user_objects import errors_of
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
 from partita_trainers.registry import check_arguments

@@ -2,15 +2,14 @@
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from partita.data.rows import ListStore, digest, hash_rows
-from partita_schema.common.text import describe_error
-from partita_schema.errors import DataError, PartitaError, exit_call, raised_at
+from partita.data.user_objects import errors_of
+from partita_schema.errors import DataError
 
 SPLIT_OF_NAME = {
     **dict.fromkeys(("0", "train", "training"), "training"),
@@ -88,19 +87,6 @@ def rows_of_stream(dataset: Any) -> Iterator[Any]:
         yield from dataset() if inspect.isgeneratorfunction(dataset) else dataset
 
 
-@contextmanager
-def errors_of(name: str) -> Iterator[None]:
-    """Raise a DataError that names the user's class or function for any exception of its code, or `sys.exit`."""
-    try:
-        yield
-    except PartitaError:
-        raise
-    except SystemExit as error:
-        raise DataError(f"{name} called {exit_call(error)}{raised_at(error)}; raise an exception instead") from error
-    except Exception as error:
-        raise DataError(f"{name} raised {describe_error(error)}") from error
-
-
 def refuse_iterator(dataset: Any) -> None:
     """Raise DataError for an object that can be read only once, such as a generator."""
     if isinstance(dataset, Iterator):
@@ -143,11 +129,8 @@ class MapStore:
 
     def row(self, index: int) -> dict[str, Any]:
         """Return a row. Raise DataError if it is not a mapping, or reading it raises an exception."""
-        try:
+        with errors_of(f"item {index:,} of {name_of(self._dataset)}"):
             row = self._dataset[index]
-        except Exception as error:  # a program of the user
-            reason = describe_error(error)
-            raise DataError(f"item {index:,} of {name_of(self._dataset)} raised {reason}") from error
         if not isinstance(row, Mapping):
             raise DataError(
                 f"item {index:,} of {name_of(self._dataset)} is of type {type(row).__name__}; return a dict of column "

@@ -24,7 +24,6 @@ from partita.data.sources.in_memory import check_iterable, content_of, iterable_
 from partita.data.sources.python_datasets import (
     MapStore,
     content_of_stream,
-    errors_of,
     is_hf_stream,
     is_map_style,
     name_of,
@@ -33,6 +32,7 @@ from partita.data.sources.python_datasets import (
 )
 from partita.data.streams.base import Stream
 from partita.data.streams.hub import DatasetsStream
+from partita.data.user_objects import errors_of
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
 

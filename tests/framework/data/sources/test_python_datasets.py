@@ -135,7 +135,7 @@ def test_an_error_of_a_dataset_names_the_item() -> None:
 
     with pytest.raises(DataError) as error:
         open_rows(Broken(), folder=Path())
-    assert str(error.value) == "item 0 of Broken raised OSError: no such image"
+    assert str(error.value) == "item 0 of Broken raised OSError: no such image (test_python_datasets.py, line 134)"
 
 
 def fails() -> Iterator[dict[str, Any]]:
@@ -146,7 +146,7 @@ def fails() -> Iterator[dict[str, Any]]:
 def test_an_error_of_a_generator_function_names_it() -> None:
     with pytest.raises(DataError) as error:
         open_rows(fails, folder=Path())
-    assert str(error.value) == "fails raised KeyError: 'boom'"
+    assert str(error.value) == "fails raised KeyError: 'boom' (test_python_datasets.py, line 143)"
 
 
 def test_a_torch_iterable_with_a_length_is_a_stream() -> None:

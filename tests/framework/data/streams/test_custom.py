@@ -246,5 +246,6 @@ def test_an_exception_of_a_class_is_an_error_with_its_name(folder: Path, late: b
 
     with pytest.raises(DataError) as caught:
         read()
-    assert str(caught.value) == f"{module}:Gone raised ValueError: the database is gone"
+    where = f"{module}.py, line {103 if late else 98}"
+    assert str(caught.value) == f"{module}:Gone raised ValueError: the database is gone ({where})"
     assert isinstance(caught.value.__cause__, ValueError)
