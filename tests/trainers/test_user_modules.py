@@ -77,6 +77,37 @@ def test_the_hash_covers_what_a_module_imports_from_its_folder(project: Path) ->
     assert digests() == second
 
 
+def test_the_hash_does_not_depend_on_what_has_been_imported(project: Path) -> None:
+    write(project, theirs="class Theirs:\n    def use(self):\n        import apart\n")
+    load_class("theirs:Theirs", folder=project)
+    before = source_digests(sys.modules["theirs"])
+    assert len(before) == 2
+    write(project, apart="VALUE = 4\n")
+    assert source_digests(sys.modules["theirs"]) != before, "it would now be imported like this"
+    sys.modules["apart"] = importlib.import_module("json")  # another module of this name
+    assert len(source_digests(sys.modules["theirs"])) == 2
+
+
+def test_libraries_below_the_project_are_not_followed(project: Path) -> None:
+    library = project / ".venv" / "lib" / "site-packages" / "numpy"
+    library.mkdir(parents=True)
+    write(library, __init__="import helper\n")
+    write(project, theirs="import numpy\nimport torch\n\n\nclass Theirs:\n    pass\n")
+    load_class("theirs:Theirs", folder=project)
+    assert len(source_digests(sys.modules["theirs"])) == 1
+    write(project / ".venv" / "lib" / "site-packages", installed="import numpy\n\n\nclass Theirs:\n    pass\n")
+    load_class("installed:Theirs", folder=project / ".venv" / "lib" / "site-packages")
+    assert len(source_digests(sys.modules["installed"])) == 1
+
+
+def test_modules_that_cannot_be_followed_are_loaded(project: Path) -> None:
+    tries = "try:\n    from .helper import NAME\nexcept ImportError:\n    NAME = 'alone'\n\n\n"
+    write(project, theirs=f"{tries}class Theirs:\n    name = NAME\n")
+    assert load_class("theirs:Theirs", folder=project).name == "alone"
+    (project / "theirs.py").unlink()
+    assert load_class("theirs:Theirs", folder=project).name == "alone"
+
+
 def test_of_an_installed_module_only_its_own_source_is_hashed() -> None:
     import json
 

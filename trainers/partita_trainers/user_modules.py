@@ -97,12 +97,16 @@ def check_is_found(module: ModuleType, *, key: str) -> None:
 
 def is_copy(module: ModuleType, folder: Path) -> bool:
     """Return whether a folder has the same source as the one that a module, and what it imports, was imported from."""
-    root = root_of(module)
-    sources = {file: source_of(one, file) for one in user_modules(module) if (file := file_of(one)) is not None}
-    return root is not None and all(
-        (copy := folder / file.relative_to(root)).is_file() and digest_of(copy.read_bytes()) == source.digest
-        for file, source in sources.items()
+    root, file = root_of(module), file_of(module)
+    if root is None or file is None:
+        return False
+    copy = user_sources(folder / file.relative_to(root), name=module.__name__, root=folder)
+    here = user_sources(file, name=module.__name__, root=root)
+    digests = (
+        {path.relative_to(top): one.digest for path, one in sources.items()}
+        for sources, top in ((copy, folder), (here, root))
     )
+    return next(digests) == next(digests)
 
 
 def hidden_file(module: ModuleType, folder: Path | None) -> Path | None:
@@ -130,18 +134,28 @@ class Source:
     """Names of what it imports: modules, and whatever else stands in `from module import name`."""
 
 
-_sources: dict[str, tuple[object, Source]] = {}
-"""By module name: the spec of an import, and the source."""
+_sources: dict[Path, tuple[object, Source]] = {}
+"""By file of an imported module: the spec of its import, and the source."""
 
 
-def source_of(module: ModuleType, file: Path) -> Source:
-    """Return the source of a module as it was when it was first asked for, which `load_class` does at the import."""
-    spec, source = _sources.get(module.__name__, (None, None))
-    if source is None or spec is not module.__spec__:  # a reload has a new spec
+def source_of(file: Path, name: str) -> Source | None:
+    """Return the source of a module as it was imported, or as it is if it is not imported; None if it cannot be read.
+
+    The source of an imported module is that of the first call, which `load_class` makes at the import.
+    """
+    imported = sys.modules.get(name)
+    spec = imported.__spec__ if imported is not None and file_of(imported) == file else None
+    known, source = _sources.get(file, (None, None))
+    if source is not None and spec is not None and known is spec:  # a reload has a new spec
+        return source
+    try:
         content = file.read_bytes()
-        imports = tuple(imports_in(content, package=module.__package__ or ""))
-        source = Source(digest_of(content), imports)
-        _sources[module.__name__] = module.__spec__, source
+    except OSError:
+        return None
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    source = Source(digest_of(content), tuple(imports_in(content, package=package)))
+    if spec is not None:
+        _sources[file] = spec, source
     return source
 
 
@@ -157,28 +171,55 @@ def imports_in(content: bytes, *, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = importlib.util.resolve_name("." * node.level + base, package)
+                try:
+                    base = importlib.util.resolve_name("." * node.level + base, package)
+                except ImportError:  # beyond the top: the import fails, and the module may catch that
+                    continue
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
-def user_modules(module: ModuleType) -> list[ModuleType]:
-    """Return a module and those that it imports from the same folder or below, also indirectly, in order of names.
+def user_sources(file: Path, *, name: str, root: Path | None) -> dict[Path, Source]:
+    """Return the sources of a module, and of those that it imports from a folder, also indirectly, in order of files.
+
+    Imports are followed by their names, so that the result does not depend on what has been imported.
+
+    Args:
+        file: File of the module.
+        name: Name of the module.
+        root: The folder; None for the module alone.
+    """
+    found: dict[Path, Source] = {}
+    waiting = [(file, name)]
+    while waiting:
+        one, called = waiting.pop()
+        source = source_of(one, called) if one not in found else None
+        if source is None:
+            continue
+        found[one] = source
+        if root is not None:
+            names = {part for full in source.imports for part in parents(full)}
+            waiting += [(there, part) for part in names if (there := file_in(root, part)) is not None]
+    return dict(sorted(found.items()))
+
+
+def file_in(root: Path, name: str) -> Path | None:
+    """Return the file of a module in a folder; None if it is not there, or part of partita."""
+    first, *rest = name.split(".")
+    if first in OWN_PACKAGES or not first:
+        return None
+    path = root.joinpath(first, *rest)
+    return next(
+        (one.resolve() for one in (path / "__init__.py", path.with_name(f"{path.name}.py")) if one.is_file()), None
+    )
+
+
+def sources_of(module: ModuleType) -> dict[Path, Source]:
+    """Return the sources of an imported module, and of what it imports from its folder; see `user_sources`.
 
     Of an installed package, or of partita, only the module itself: its version says what else it runs.
     """
-    found, waiting = {module.__name__: module}, [module]
-    root = root_of(module)
-    while root is not None and waiting:
-        one = waiting.pop()
-        file = file_of(one)
-        imports = source_of(one, file).imports if file is not None else ()
-        for name in (part for full in imports for part in parents(full)):
-            other = sys.modules.get(name)
-            there = file_of(other) if other is not None and name not in found else None
-            if other is not None and there is not None and there.is_relative_to(root):
-                found[name] = other
-                waiting.append(other)
-    return [found[name] for name in sorted(found)]
+    file = file_of(module)
+    return {} if file is None else user_sources(file, name=module.__name__, root=root_of(module))
 
 
 def root_of(module: ModuleType) -> Path | None:
@@ -188,8 +229,9 @@ def root_of(module: ModuleType) -> Path | None:
     if file is None or top in OWN_PACKAGES:
         return None
     root = folder_of(file)
-    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    return None if root in installed else root
+    standard = {Path(path).resolve() for path in sysconfig.get_paths().values()}
+    is_installed = root in standard or root.name in ("site-packages", "dist-packages")
+    return None if is_installed or any(root.glob("*.dist-info")) else root
 
 
 def folder_of(file: Path) -> Path:
@@ -209,18 +251,15 @@ def parents(name: str) -> Sequence[str]:
 
 
 def source_digests(module: ModuleType) -> list[str]:
-    """Return a hash of the source of a module, and of each that it imports from its folder; see `user_modules`."""
-    return [source_of(one, file).digest for one in user_modules(module) if (file := file_of(one)) is not None]
+    """Return a hash of the source of a module, and of each that it imports from its folder; see `sources_of`."""
+    return [source.digest for source in sources_of(module).values()]
 
 
 def warn_of_changes(module: ModuleType) -> None:
     """Warn if the source of a module, or of one that it imports from its folder, has changed since its import."""
-    for one in user_modules(module):
-        file = file_of(one)
-        if file is not None and file.is_file():
-            current = digest_of(file.read_bytes())
-            if source_of(one, file).digest != current:
-                warn_of_change(file, current)
+    for file, source in sources_of(module).items():
+        if file.is_file() and (current := digest_of(file.read_bytes())) != source.digest:
+            warn_of_change(file, current)
 
 
 @cache
