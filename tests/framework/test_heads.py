@@ -351,7 +351,7 @@ def test_a_continued_adapter_keeps_the_labels_of_its_head(place: Path) -> None:
     for path in (place / "classifier").glob("tokenizer*"):
         shutil.copy(path, place / "base")
 
-    def config(labels: Sequence[str] | None, **adapter: str) -> dict[str, Any]:
+    def config(labels: Sequence[str] | None, **adapter: Any) -> dict[str, Any]:
         decoder = {"decoder": {"labels": list(labels)}} if labels else {}
         own = settings() | {"base_model": str(place / "base"), "adapter": {"type": "lora", **adapter}}
         return own | {"output_features": [own["output_features"][0] | {"decoder": {}} | decoder]}
@@ -360,8 +360,9 @@ def test_a_continued_adapter_keeps_the_labels_of_its_head(place: Path) -> None:
     trained = train(config(order), place / "run", max_steps=2)
     expected = [row["label_probabilities"] for row in trained.predict(make_rows(5))]
     weights = str(place / "run" / "model")
-    for labels in (None, order, LABELS):
-        same = Model(config(labels, pretrained_adapter_weights=weights) | {"trainer": {"type": "none"}}, quiet=True)
+    for labels, keys in ((None, {}), (order, {"target_modules": "all-linear", "r": 16}), (LABELS, {})):
+        of_adapter = config(labels, pretrained_adapter_weights=weights, **keys)
+        same = Model(of_adapter | {"trainer": {"type": "none"}}, quiet=True)
         assert [row["label_probabilities"] for row in same.predict(make_rows(5))] == expected
     other = config(["x", "y", "z"], pretrained_adapter_weights=weights) | {"trainer": {"type": "none"}}
     with pytest.raises(ModelError) as caught:

@@ -161,8 +161,14 @@ def read_adapter(
     if adapter is not None:
         check_type(settings, adapter, source=source)
         if adapter.pretrained_adapter_weights is not None:
-            linear_layers = linear_targets(model)
-            check_continued(adapter, settings, linear_layers=linear_layers, source=source, trainable=trainable)
+            check_continued(
+                adapter,
+                settings,
+                linear_layers=linear_targets(model),
+                head=head_modules(model),
+                source=source,
+                trainable=trainable,
+            )
         for key, value in new_dropout(adapter, settings).items():
             setattr(settings, key, value)
     with loading(source, part="adapter", key="adapter"), logged_warnings():

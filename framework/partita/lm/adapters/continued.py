@@ -25,19 +25,31 @@ def read_config(source: str) -> "PeftConfig":
 
 
 def check_continued(
-    adapter: schema.Adapter, saved: "PeftConfig", *, linear_layers: Collection[str], source: str, trainable: bool
+    adapter: schema.Adapter,
+    saved: "PeftConfig",
+    *,
+    linear_layers: Collection[str],
+    head: Collection[str],
+    source: str,
+    trainable: bool,
 ) -> None:
     """Raise ModelError if a key of the section differs from the saved adapter, or it cannot be trained further.
 
     Args:
         adapter: The section; its type is that of the adapter.
         saved: Config of the saved adapter.
-        linear_layers: Names of the layers that all-linear selects in the base model.
+        linear_layers: Names of the linear layers of the model, without its output layer.
+        head: Names of the modules of its head, which are trained whole, whatever the section says.
         source: Folder or Hub id of the adapter.
         trainable: Whether it is to be trained.
     """
     for key, wanted, found in settings_of(adapter, saved):
-        fits = all_linear(found, linear_layers) if wanted == "all-linear" else comparable(wanted) == comparable(found)
+        if key == "modules_to_save" and found:
+            found = [name for name in found if name in wanted or name not in head]
+        if wanted == "all-linear":
+            fits = all_linear(found, linear_layers, head=head)
+        else:
+            fits = comparable(wanted) == comparable(found)
         if not fits and "dropout" not in key:
             raise ModelError(
                 f"adapter.{key}: {shown(wanted)} does not fit the adapter in {source}, which has {shown(found)}; "
@@ -84,12 +96,15 @@ def settings_of(adapter: schema.Adapter, saved: "PeftConfig") -> Iterator[tuple[
             yield key, wanted, getattr(saved, theirs)
 
 
-def all_linear(found: Any, linear_layers: Collection[str]) -> bool:
-    """Return whether the target modules of a saved adapter are all linear layers, and no others."""
+def all_linear(found: Any, linear_layers: Collection[str], *, head: Collection[str]) -> bool:
+    """Return whether the target modules of a saved adapter are all linear layers, at most without the head."""
     if isinstance(found, str):
-        return all(re.fullmatch(found, name) for name in linear_layers)
-    selected = {name: {one for one in found or () if f".{name}".endswith(f".{one}")} for name in linear_layers}
-    return all(selected.values()) and set().union(*selected.values()) == set(found)
+        selected = {name: {found} if re.fullmatch(found, name) else set() for name in linear_layers}
+    else:
+        selected = {name: {one for one in found or () if f".{name}".endswith(f".{one}")} for name in linear_layers}
+    needed = [name for name in linear_layers if not set(name.split(".")) & set(head)]
+    wanted = {found} if isinstance(found, str) else set(found or ())
+    return all(selected[name] for name in needed) and set().union(*selected.values()) == wanted
 
 
 def comparable(value: Any) -> Any:

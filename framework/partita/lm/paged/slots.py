@@ -123,7 +123,8 @@ class PagedSlots:
     def uncached_tokens(self, request: SlotRequest) -> int:
         """Return the number of prompt tokens to prefill, without the prefix and the row's cached tokens."""
         self.settle(keeping=True)
-        return len(request.input_ids) - self.blocks.longest_beginning(request, self.cached_prompts())[1]
+        rows = () if request.prefix_group is None else self.cached_prompts()
+        return len(request.input_ids) - self.blocks.longest_beginning(request, rows)[1]
 
     def cached_prompts(self) -> list[Cached]:
         """Return the prompts of active rows with their blocks."""
