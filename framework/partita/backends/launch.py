@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from partita.distributed.init import THREADS_BY_HAND, available_cores, init_process_group
 from partita.distributed.world import LAUNCHED, get_world
+from partita_schema.common.text import describe_error
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, JobError, Problem
 from partita_schema.sections.backend import RayBackendConfig, TorchrunBackendConfig
@@ -77,7 +78,7 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
     from torch.distributed.launcher.api import elastic_launch
 
     backend = config.backend
@@ -109,10 +110,11 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
             ) from None
         return int(failure.exitcode)
     except RendezvousError as error:
+        is_late = isinstance(error, RendezvousTimeoutError)
+        reason = f"in {backend.timeout_seconds:g} seconds" if is_late else f"({describe_error(error)})"
         raise JobError(
-            f"{backend.nodes} machines did not meet at {settings.rdzv_endpoint} in {backend.timeout_seconds:g} seconds"
-            f"{f' ({error})' if str(error) else ''}; start the same command on each of them, and write "
-            "backend.address as one that all of them reach"
+            f"{backend.nodes} machines did not meet at {settings.rdzv_endpoint} {reason}; start the same command on "
+            "each of them, and write backend.address as one that all of them reach"
         ) from error
     except SignalException:
         raise KeyboardInterrupt from None

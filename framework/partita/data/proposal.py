@@ -253,19 +253,29 @@ def output_of(columns: Sequence[Column], *, task: str | None) -> Column | None:
     if task == "score":
         usable = [replace(column, kind="number") for column in usable if column.bounds]
     elif task == "extract":
-        lists = [column for column in usable if column.kind == "set" and column.separator is None]
-        usable = [replace(column, kind="json") for column in usable if column.kind == "json" or column in lists]
+        lists = [
+            column
+            for column in usable
+            if (column.kind == "set" and column.separator is None) or column.largest_tag is not None
+        ]
+        usable = [
+            replace(column, kind="json", largest_tag=None)
+            for column in usable
+            if column.kind == "json" or column in lists
+        ]
     elif task in ("answer", "chat"):
-        usable = [replace(column, kind="text") for column in usable]
+        usable = [replace(column, kind="text", largest_tag=None) for column in usable]
     elif task is not None:
         usable = [column for column in usable if TASK_OF_KIND[column.kind] == task]
     if not usable or len(columns) < 2:
         return None
     named = [column for name in OUTPUT_NAMES for column in usable if column.name.lower() == name]
+    numbers = [column for column in usable if column.largest_tag is not None]
+    written = [column for column in usable if column not in numbers]
     by_kind = [
         column
         for kind in ("tags", "category", "set", "number", "json")
-        for column in reversed(usable)
+        for column in (*reversed(written), *reversed(numbers))
         if column.kind == kind
     ]
     return (named or by_kind or usable[-1:])[0]

@@ -49,7 +49,12 @@ def errors_of(name: str) -> Iterator[None]:
         yield
     except PartitaError:
         raise
-    except SystemExit as error:
-        raise DataError(f"{name} called {exit_call(error)}{raised_at(error)}; raise an exception instead") from error
-    except Exception as error:
-        raise DataError(f"{name} raised {describe_error(error)}{raised_at(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise error_of(name, error) from error
+
+
+def error_of(name: str, error: BaseException) -> DataError:
+    """Return the error for an exception of a user's class or function, which is named."""
+    if isinstance(error, SystemExit):
+        return DataError(f"{name} called {exit_call(error)}{raised_at(error)}; raise an exception instead")
+    return DataError(f"{name} raised {describe_error(error)}{raised_at(error)}")

@@ -387,6 +387,23 @@ def test_numbers_next_to_words_are_their_tags_and_need_names(ending: str, task: 
     assert output.output_features[0].cell_reader()([0, 2]) == ["O", "I-PER"]
 
 
+def test_tags_with_names_come_before_numbers(tmp_path: Path) -> None:
+    rows = [{"tokens": ["in", f"Oslo{n % 4}"], "bio": ["O", "B-LOC"], "heads": [0, 1]} for n in range(20)]
+    proposal = propose(rows_file(tmp_path, rows, "jsonl"), task=None)
+    assert proposal is not None
+    assert proposal.summary == "input tokens, output bio (tags, 2 labels); not used: heads"
+
+
+@pytest.mark.parametrize(("task", "kind"), [("answer", "text"), ("extract", "json")])
+def test_numbers_of_another_task_are_no_tags(task: str, kind: str, tmp_path: Path) -> None:
+    rows = [{"tokens": ["in", f"Oslo{n % 4}"], "ner_tags": [0, n % 4]} for n in range(20)]
+    proposal = propose(rows_file(tmp_path, rows, "jsonl"), task=task)
+    assert proposal is not None
+    assert proposal.summary == f"input tokens, output ner_tags ({kind})"
+    assert not proposal.warning
+    assert "decoder" not in proposal.features
+
+
 @pytest.mark.parametrize("numbers", [[-1, 0], [0, 100], [0, 0.5], [0, True], [0], [0, "O"], [[0], [1]]], ids=str)
 def test_other_lists_next_to_words_are_no_tags(numbers: list[Any], tmp_path: Path) -> None:
     rows = [{"tokens": ["in", f"Oslo{n}"], "heads": numbers} for n in range(20)]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from partita.data.rows import ListStore, digest, hash_rows
-from partita.data.user_objects import errors_of
-from partita_schema.errors import DataError
+from partita.data.user_objects import error_of, errors_of
+from partita_schema.errors import DataError, PartitaError
 
 SPLIT_OF_NAME = {
     **dict.fromkeys(("0", "train", "training"), "training"),
@@ -129,8 +129,12 @@ class MapStore:
 
     def row(self, index: int) -> dict[str, Any]:
         """Return a row. Raise DataError if it is not a mapping, or reading it raises an exception."""
-        with errors_of(f"item {index:,} of {name_of(self._dataset)}"):
+        try:
             row = self._dataset[index]
+        except PartitaError:
+            raise
+        except (Exception, SystemExit) as error:  # not in errors_of, which takes longer than reading most rows
+            raise error_of(f"item {index:,} of {name_of(self._dataset)}", error) from error
         if not isinstance(row, Mapping):
             raise DataError(
                 f"item {index:,} of {name_of(self._dataset)} is of type {type(row).__name__}; return a dict of column "
