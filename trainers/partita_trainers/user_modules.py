@@ -100,13 +100,14 @@ def is_copy(module: ModuleType, folder: Path) -> bool:
     root, file = root_of(module), file_of(module)
     if root is None or file is None:
         return False
-    copy = user_sources(folder / file.relative_to(root), name=module.__name__, root=folder)
-    here = user_sources(file, name=module.__name__, root=root)
-    digests = (
-        {path.relative_to(top): one.digest for path, one in sources.items()}
-        for sources, top in ((copy, folder), (here, root))
-    )
-    return next(digests) == next(digests)
+    relative = file.relative_to(root)
+    return digests_in(root, relative, module.__name__) == digests_in(folder, relative, module.__name__)
+
+
+def digests_in(root: Path, relative: Path, name: str) -> dict[Path, str]:
+    """Return a hash of a module in a folder, and of each that it imports from there, by path relative to the folder."""
+    sources = user_sources(root / relative, name=name, root=root)
+    return {path.relative_to(root): source.digest for path, source in sources.items()}
 
 
 def hidden_file(module: ModuleType, folder: Path | None) -> Path | None:

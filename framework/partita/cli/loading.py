@@ -136,14 +136,8 @@ def start_model(
 ) -> "Model":
     """Load the model, in each of the processes that its file asks for; the launching process does not return.
 
-    Only rank 0 logs and prints results.
-
-    Args:
-        paths: YAML files, or a run directory or a saved model.
-        overrides: Values for keys of the file, as of `--set`.
-        quiet: Show no progress.
-        trust_remote_code: Whether the option of this name was set.
-        one_process: Whether the command uses standard input or output, which several processes cannot share.
+    Only rank 0 logs and prints results. See `open_model` for the arguments, except `one_process`: whether the command
+    uses standard input or output, which several processes cannot share.
 
     Raises:
         ConfigError: As in `open_model`; or with `one_process`, if the file asks for several processes.

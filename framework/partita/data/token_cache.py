@@ -69,7 +69,7 @@ class TokenCache:
 
     @classmethod
     def of_user(cls) -> "TokenCache":
-        """Return the cache in `tokens` of the user's cache folder."""
+        """Return the token cache of the user: the folder `tokens` in `user_cache_folder()`."""
         return cls(user_cache_folder() / "tokens")
 
     def encode(

@@ -28,7 +28,7 @@ class BatchSizeCache:
 
     @classmethod
     def of_user(cls) -> "BatchSizeCache":
-        """Return the cache in `batch_sizes` of the user's cache folder."""
+        """Return the cache of the user: the folder `batch_sizes` in `user_cache_folder()`."""
         return cls(user_cache_folder() / "batch_sizes")
 
     def load(self, key: Mapping[str, Any]) -> BatchSize | None:
