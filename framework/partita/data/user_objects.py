@@ -1,12 +1,15 @@
-"""Objects of user classes in the data layer: how they are created, and the errors of their code."""
+"""Objects of user classes: how they are created, the errors of their code, and a hash of it."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from partita.data.rows import digest
 from partita_schema.common.text import describe_error
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem, exit_call, raised_at
 from partita_trainers.registry import check_arguments
+from partita_trainers.user_modules import source_digests
 
 
 def make_user_object(
@@ -58,3 +61,10 @@ def error_of(name: str, error: BaseException) -> DataError:
     if isinstance(error, SystemExit):
         return DataError(f"{name} called {exit_call(error)}{raised_at(error)}; raise an exception instead")
     return DataError(f"{name} raised {describe_error(error)}{raised_at(error)}")
+
+
+def source_digest(target: Any) -> str:
+    """Return a hash of the source of a class or function, and of the modules that it imports from its folder."""
+    module = sys.modules.get(target.__module__)
+    digests = source_digests(module) if module is not None else []
+    return digest(*(digests or [f"{target.__module__}:{target.__qualname__}"]))

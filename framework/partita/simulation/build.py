@@ -11,7 +11,7 @@ from partita.data.episode import AGENT, Episode, derived_seed
 from partita.data.formatting.turns import build_turn_writer
 from partita.data.rows import Rows
 from partita.data.sources.sources import errors_at, open_rows
-from partita.data.user_classes import source_digest
+from partita.data.user_objects import source_digest
 from partita.simulation.adapters import adapt, load_environment, tools_of
 from partita.simulation.contract import Environment, StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError

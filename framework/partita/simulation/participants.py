@@ -10,7 +10,7 @@ import numpy as np
 
 from partita.data.episode import AGENT
 from partita.data.rows import digest
-from partita.data.user_classes import source_digest
+from partita.data.user_objects import source_digest
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner

@@ -12,11 +12,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partita.data.user_classes import load_user_class
 from partita.simulation.contract import describe_program_error
 from partita_schema.base import is_target
 from partita_schema.common.text import nearest
 from partita_schema.errors import ConfigError, Problem
+from partita_trainers.user_modules import load_class
 
 Kind = TypeVar("Kind")
 
@@ -44,7 +44,7 @@ class Registry:
 
         Raises ConfigError if the class cannot be loaded.
         """
-        return load_user_class(self.target(written, key=key), key=key, folder=folder)
+        return load_class(self.target(written, key=key), key=key, folder=folder)
 
     def load_kind(self, written: str, base: type[Kind], *, key: str, folder: Path | None) -> type[Kind]:
         """Load a class that replaces a built-in one.

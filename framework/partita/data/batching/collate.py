@@ -17,11 +17,11 @@ from partita.data.batching.documents import isolated_documents
 from partita.data.batching.plan import PlannedBatch, alone
 from partita.data.formatting.row_tokenizer import IGNORED
 from partita.data.tokenized import TokenizedDataset, take_rows
-from partita.data.user_classes import load_user_class, source_digest
-from partita.data.user_objects import errors_of, make_user_object
+from partita.data.user_objects import errors_of, make_user_object, source_digest
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
 from partita_trainers.base import Batch
+from partita_trainers.user_modules import load_class
 
 Collate = Callable[[TokenizedDataset, PlannedBatch], Batch]
 """Builds the tensors of a planned batch."""
@@ -170,7 +170,7 @@ def build_collate(target: str | None, *, folder: Path | None, pad_token_id: int,
     """
     if target is None:
         return partial(collate, pad_token_id=pad_token_id, two_sided=two_sided)
-    collate_class = load_user_class(target, key="data.collate", folder=folder)
+    collate_class = load_class(target, key="data.collate", folder=folder)
     collate_rows = make_user_object(collate_class, target, key="data.collate", signature="def __init__(self)")
 
     def custom(encoded: TokenizedDataset, planned: PlannedBatch) -> Batch:
@@ -186,7 +186,7 @@ def collate_inputs(target: str | None, *, folder: Path | None) -> dict[str, str]
     """Return what decides the tensors by a readable name; empty for the built-in collate function."""
     if target is None:
         return {}
-    return {"collate": f"{target} {source_digest(load_user_class(target, key='data.collate', folder=folder))}"}
+    return {"collate": f"{target} {source_digest(load_class(target, key='data.collate', folder=folder))}"}
 
 
 def check_batch(batch: Any, *, wanted: tuple[str, ...], sequences: np.ndarray, target: str) -> None:

@@ -12,14 +12,14 @@ from partita.data.formatting.base import FormattedText, Retriever, Row, Segment
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.dialogue import DialogueFormatter
 from partita.data.formatting.turns import clip
-from partita.data.user_classes import load_user_class, source_digest
-from partita.data.user_objects import errors_of, make_user_object
+from partita.data.user_objects import errors_of, make_user_object, source_digest
 from partita_schema.cells import compact_json
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ModelError
 from partita_schema.sections.features import TextInput
 from partita_schema.sections.prompt import template_fields
+from partita_trainers.user_modules import load_class
 
 
 class Formatter:
@@ -264,7 +264,7 @@ class CustomFormatter:
         assert config.data.formatter is not None
         self.config, self.tokenizer, self._folder = config, tokenizer, folder
         self._target = config.data.formatter
-        formatter_class = load_user_class(self._target, key="data.formatter", folder=folder)
+        formatter_class = load_class(self._target, key="data.formatter", folder=folder)
         self.fingerprint = source_digest(formatter_class)
         """A hash of the module's source, since a changed module may format rows differently."""
         self._shaper = make_user_object(

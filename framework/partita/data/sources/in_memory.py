@@ -10,11 +10,11 @@ from typing import Any
 
 from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
 from partita.data.sources.python_datasets import MapStore, is_map_style, is_stream, rows_of_stream, splits_of
-from partita.data.user_classes import load_user_class, source_digest
-from partita.data.user_objects import errors_of
+from partita.data.user_objects import errors_of, source_digest
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
 from partita_trainers.registry import check_arguments
+from partita_trainers.user_modules import load_class
 
 
 def open_in_memory(dataset: Any, *, name: str) -> Rows:
@@ -105,7 +105,7 @@ def open_custom(source: CustomSource, *, folder: Path, name: str) -> Rows:
 
 def make_source(source: CustomSource, *, folder: Path) -> Any:
     """Return an instance of a source's class. Raise ConfigError or DataError if it cannot be created."""
-    source_class = load_user_class(source.target, key="data.source.target", folder=folder)
+    source_class = load_class(source.target, key="data.source.target", folder=folder)
     try:
         check_arguments(source_class, **source.options)
     except TypeError as error:
