@@ -28,7 +28,11 @@ RECORD = Path(__file__).with_name("costs.json")
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds used by this process and all its descendants."""
+    """Return the CPU seconds used by this process and all its descendants.
+
+    The seconds of a process disappear if it ends without being a descendant, such as a worker of Ray whose parent ended
+    before.
+    """
     return sum(ticks(pid) for pid in descendants(os.getpid())) / TICKS
 
 
@@ -75,7 +79,7 @@ class Costs:
         try:
             return (yield)
         finally:
-            seconds = cpu_seconds() - before
+            seconds = max(0.0, cpu_seconds() - before)
             item.user_properties += [(f"{part}_cpu_seconds", round(seconds, 2)), (KIND, kind(item))]
             more = IMPORT_SECONDS if imported_libraries() != imported else 0.0
             if seconds > target + more and item.get_closest_marker("long") is None:

@@ -37,6 +37,26 @@ class Failing:
         return collate(encoded, planned, pad_token_id=pad_token_id)
 """
 
+TRAINER = """
+import os
+from partita_schema.sections.trainer import FinetuneTrainer
+from partita_trainers import Finetune
+from partita_trainers.objective import CrossEntropy
+
+class Failing(CrossEntropy):
+    calls = 0
+
+    def loss(self, context, batch):
+        self.calls += 1
+        if os.environ.get("RANK") == "1" and self.calls == 5:
+            raise ValueError("no such ball")
+        return super().loss(context, batch)
+
+class FailingTrainer(Finetune):
+    def __init__(self, section):
+        super().__init__(FinetuneTrainer(type="finetune", epochs=3), objective=Failing())
+"""
+
 
 def command(folder: Path, environment: dict[str, str], *words: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
@@ -78,11 +98,10 @@ def lines_of(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_an_error_of_one_rank_ends_the_job_and_is_reported(processes: Any, tmp_path: Path) -> None:
-    settings = processes.settings()
-    settings["data"]["collate"] = "balls:Failing"
+def test_an_unexpected_error_of_one_rank_ends_the_job_and_is_reported(processes: Any, tmp_path: Path) -> None:
+    settings = processes.settings() | {"trainer": {"type": "custom", "target": "balls:FailingTrainer", "batch_size": 4}}
     folder = processes.prepare(tmp_path / "job", settings)
-    (folder / "balls.py").write_text(COLLATE, encoding="utf8")
+    (folder / "balls.py").write_text(TRAINER, encoding="utf8")
 
     code, said = ended(command(folder, processes.environment, "train", "run.yaml", "--run", "run", *TWO))
 
@@ -91,6 +110,22 @@ def test_an_error_of_one_rank_ends_the_job_and_is_reported(processes: Any, tmp_p
     assert said.count("Traceback") == 1
     manifest = json.loads((folder / "run" / "manifest.json").read_text(encoding="utf8"))
     assert (manifest["status"], manifest["error"]) == ("failed", "rank 1 failed: ValueError: no such ball")
+
+
+def test_an_error_in_a_users_class_on_one_rank_is_a_sentence(forks: Forks, processes: Any, tmp_path: Path) -> None:
+    settings = processes.settings()
+    settings["data"]["collate"] = "balls:Failing"
+    folder = processes.prepare(tmp_path / "job", settings)
+    (folder / "balls.py").write_text(COLLATE, encoding="utf8")
+
+    code, said = ended(forks.start(COMMAND, "partita", "train", "run.yaml", "--run", "run", *TWO, folder=folder))
+
+    assert code == 2
+    sentence = "data.collate: balls:Failing raised ValueError: no such ball (balls.py, line 11)"
+    assert said.count(f"error: {sentence}") == 1, said
+    assert "Traceback" not in said
+    manifest = json.loads((folder / "run" / "manifest.json").read_text(encoding="utf8"))
+    assert (manifest["status"], manifest["error"]) == ("failed", f"rank 1 failed: DataError: {sentence}")
 
 
 def test_an_error_in_the_data_is_reported_once_and_with_its_exit_code(
