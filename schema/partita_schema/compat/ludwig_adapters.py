@@ -43,6 +43,9 @@ def lora_start(section: dict[str, Node]) -> Iterator[tuple[Path, str]]:
         node.value, node.text = "default", None
     elif node is not None and node.value is False:
         yield ("adapter", "init_lora_weights"), "an adapter starts without changing the model"
+    elif node is not None and "pretrained_adapter_weights" in section:
+        yield ("adapter", "init_lora_weights"), "a trained adapter is loaded"
+        node = None
     for key, init in (("eva_config", "eva"), ("loftq_config", "loftq")):
         if node is None or node.value != init:
             yield ("adapter", key), f"it is for init_lora_weights: {init}"

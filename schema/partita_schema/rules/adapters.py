@@ -50,7 +50,7 @@ def refused_by_virtual_tokens(config: ConfigSections) -> Iterator[Refusal]:
 def inits_on_other_weights(config: ConfigSections) -> Iterator[Refusal]:
     """Yield an init of LoRA that does not work on the weights of the model."""
     adapter = config.adapter
-    if not isinstance(adapter, LoraAdapter) or adapter.pretrained_adapter_weights is not None:
+    if not isinstance(adapter, LoraAdapter):
         return
     base = config.base_model
     if isinstance(base, ScratchModel) and base.architecture == "gpt2" and adapter.init == "olora":

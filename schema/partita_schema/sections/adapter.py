@@ -37,6 +37,18 @@ class AdapterBase(ConfigModel):
     postprocessor: Postprocessor = Postprocessor.model_construct()
     """What to do with the adapter after training."""
 
+    @model_validator(mode="after")
+    def nothing_initializes_a_trained_adapter(self) -> Self:
+        if self.pretrained_adapter_weights is None:
+            return self
+        for key in ("init", "init_text"):
+            if key in type(self).model_fields and is_set(self, key):
+                raise rule_error(
+                    f"{key} is for a new adapter, and pretrained_adapter_weights loads a trained one; remove {key}",
+                    at=key,
+                )
+        return self
+
     @model_serializer(mode="wrap")
     def without_keys_of_the_saved_adapter(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out keys that the file does not have if an adapter is loaded, whose values hold instead of defaults."""

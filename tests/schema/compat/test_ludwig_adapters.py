@@ -85,6 +85,14 @@ def test_options_of_another_initialization_give_warnings() -> None:
     ]
 
 
+def test_the_initialization_of_a_trained_adapter_gives_a_warning() -> None:
+    trained: dict[str, Any] = {"type": "lora", "pretrained_adapter_weights": "./trained"}
+    file = loaded(trained | {"init_lora_weights": "pissa"})
+    assert adapter_of(file) == trained
+    assert warnings_of(file) == ["adapter.init_lora_weights: has no effect here: a trained adapter is loaded"]
+    assert warnings_of(loaded(trained | {"init_lora_weights": True})) == []
+
+
 def test_keys_of_lora_in_adalora_give_warnings() -> None:
     file = loaded({"type": "adalora", "r": 4, "use_dora": False, "init_lora_weights": "default", "target_r": 4})
     assert adapter_of(file) == {"type": "adalora", "target_r": 4}

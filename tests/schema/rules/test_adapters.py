@@ -65,8 +65,17 @@ def test_a_prefix_in_the_cache_excludes_beams_and_recomputing() -> None:
 def test_inits_that_change_the_base_are_refused_on_quantized_weights(init: str, message: str) -> None:
     sections: dict[str, Any] = {"adapter": {"type": "lora", "init": init}, "quantization": {"bits": 4}}
     assert problems(**sections) == [f"adapter.init: {message}"]
-    sections["adapter"]["pretrained_adapter_weights"] = "./trained"  # not initialized
-    assert problems(**sections) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"), [("lora", "init", "pissa"), ("prompt_tuning", "init_text", "Answer")]
+)
+def test_a_trained_adapter_is_not_initialized(kind: str, key: str, value: str) -> None:
+    adapter = {"type": kind, "pretrained_adapter_weights": "./trained", key: value}
+    assert problems(adapter=adapter) == [
+        f"adapter.{key}: {key} is for a new adapter, and pretrained_adapter_weights loads a trained one; remove {key}"
+    ]
+    assert problems(adapter=adapter | {key: None if key == "init_text" else "default"}) == []
 
 
 def test_loftq_fits_quantized_weights_once() -> None:

@@ -126,6 +126,9 @@ def convert_adapter(conversion: Conversion, rl: str) -> None:
         if rl:
             drop_dropout(conversion)
         convert_targets(conversion)
+        if conversion.get("lora_model_dir"):
+            for key in ("peft_init_lora_weights", "peft"):
+                conversion.drop(key, Unneeded("a trained adapter is loaded"))
         init = conversion.get("peft_init_lora_weights")
         if init is not None and init is not False:
             conversion.move("peft_init_lora_weights", "adapter.init", "default" if init is True else init)

@@ -125,6 +125,10 @@ def convert_method(conversion: Conversion, *, trains: bool) -> None:
         convert_adapter(conversion, str(kind), trained)
 
 
+OF_NEW_ADAPTERS = ("lora_", "oft_", "pissa_", "use_dora", "use_rslora", "additional_target")
+"""How keys begin that LLaMA-Factory does not read if it loads a trained adapter."""
+
+
 def convert_adapter(conversion: Conversion, kind: str, trained: list[str]) -> None:
     """Convert an adapter.
 
@@ -144,6 +148,9 @@ def convert_adapter(conversion: Conversion, kind: str, trained: list[str]) -> No
             conversion.put("adapter.pretrained_adapter_weights", local)
         if len(trained) > 1:
             conversion.note("only the first adapter is loaded; merge the others into the base model")
+        for key in [key for key in conversion.left if key.startswith(OF_NEW_ADAPTERS)]:
+            conversion.drop(key, Unneeded("a trained adapter is loaded"))
+        return
     others = ("lora_", "pissa_", "use_dora", "use_rslora") if kind == "oft" else ("oft_",)
     for key in [key for key in conversion.left if key.startswith(others)]:
         conversion.drop(key, Unneeded(f"finetuning_type is {kind}"))
@@ -208,7 +215,9 @@ def convert_flags(conversion: Conversion) -> None:
     if conversion.is_on("mask_history") and conversion.has("input_features"):
         conversion.move("mask_history", "data.dialogue.mode", "last_turn")
     if conversion.is_on("use_swanlab"):
-        conversion.move("use_swanlab", "tracking", ["swanlab"])
+        node = conversion.root.find(("tracking",))
+        others = names_of(node.plain()) if node is not None else []
+        conversion.move("use_swanlab", "tracking", [*(name for name in others if name != "swanlab"), "swanlab"])
     else:
         for key in [key for key in conversion.left if key.startswith("swanlab_")]:
             conversion.drop(key, Unneeded("swanlab is not used"))

@@ -559,6 +559,15 @@ def test_local_files_are_found_from_the_folder_of_the_converted_file(
     assert config_of(files, tmp_path).data.source == "rows.jsonl"
 
 
+@pytest.mark.parametrize("keys", ["peft_init_lora_weights: pissa\n", "peft: {loftq_config: {loftq_bits: 4}}\n"])
+def test_a_trained_adapter_is_not_initialized(tmp_path: Path, keys: str) -> None:
+    text = f"{HEAD}{TAIL}adapter: lora\nlora_target_linear: true\nlora_model_dir: org/adapter\n{keys}"
+    assert lora(config_of(text, tmp_path)).init == "default"
+    _, report = converted(text, "axolotl", tmp_path)
+    unneeded = {problem.path: problem.message for problem in report.unneeded}
+    assert unneeded[keys.partition(":")[0]] == "a trained adapter is loaded"
+
+
 def test_the_folder_of_an_adapter_is_found_from_that_of_the_converted_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -454,6 +454,25 @@ def test_files_that_only_generate_keep_the_adapter_and_the_sampling(folder: Path
     assert set(missing(report)) == {"infer_backend", "template", "vllm_enforce_eager"}
 
 
+def test_swanlab_is_added_to_the_other_trackers(folder: Path) -> None:
+    assert config_of(FILES["swanlab"], folder).tracking == ("tensorboard", "swanlab")
+    alone = FILES["swanlab"].replace("report_to: [tensorboard]\n", "")
+    assert config_of(alone, folder).tracking == ("swanlab",)
+
+
+def test_a_trained_adapter_keeps_its_rank_and_is_not_initialized(folder: Path) -> None:
+    text = LORA + "adapter_name_or_path: org/adapter\npissa_init: true\npissa_iter: 4\n"
+    config = config_of(text, folder)
+    assert config.adapter is not None
+    assert config.adapter.pretrained_adapter_weights == "org/adapter"
+    assert not config.adapter.model_fields_set & {"r", "alpha", "init"}
+    _, report = converted(text, "llama_factory", folder)
+    unneeded = {problem.path: problem.message for problem in report.unneeded}
+    assert {key: unneeded[key] for key in ("pissa_init", "pissa_iter", "lora_rank")} == dict.fromkeys(
+        ("pissa_init", "pissa_iter", "lora_rank"), "a trained adapter is loaded"
+    )
+
+
 GENERATES = HEAD.replace("do_train", "do_predict") + "eval_dataset: identity\nadapter_name_or_path: org/adapter\n"
 
 
