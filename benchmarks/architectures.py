@@ -138,7 +138,7 @@ def compare(lm: Any, measured: Measured, *, engines: Sequence[str]) -> None:
     from partita.generation.generator import LocalGenerator
     from partita.generation.oom_backoff import BatchBudget
     from partita.generation.requests import GenerationJob, GenerationSettings
-    from partita.lm.generation import generation_options
+    from partita.lm.batch_generation.generation import generation_options
 
     options = generation_options(lm.config, tokenizer=lm.tokenizer, checkpoint=lm.checkpoint_generation)
     asked = prompts()

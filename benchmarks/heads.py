@@ -144,7 +144,7 @@ def write_models(folder: str, labels: list[str]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    from partita.lm.architectures import scratch_config
+    from partita.lm.model_config.architectures import scratch_config
     from partita.tokenizers.load import train_tokenizer
     from partita_schema.sections.model import ScratchModel
 

@@ -199,8 +199,8 @@ def judge(folder: str, name: str, kind: str) -> Row:
     import torch
 
     from partita import Model
-    from partita.lm import number_formats
-    from partita.lm.number_formats import Int8Speed
+    from partita.lm.loading import number_formats
+    from partita.lm.loading.number_formats import Int8Speed
     from partita.lm.products.int8_linear import FBGEMM
 
     torch.set_num_threads(1)

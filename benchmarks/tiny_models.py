@@ -170,7 +170,7 @@ def encoder_decoder_kinds() -> list[str]:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
-    from partita.lm.kinds import reads_more_than_text
+    from partita.lm.model_config.kinds import reads_more_than_text
 
     made = {kind: AutoConfig.for_model(kind) for kind in sorted(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)}
     return [kind for kind, one in made.items() if one.is_encoder_decoder and not reads_more_than_text(one)]

@@ -14,9 +14,9 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.ledger import Ledger
 from partita.data.sources.sources import open_rows
 from partita.data.tokenized import TokenizedDataset
-from partita.lm.architectures import scratch_config
-from partita.lm.encoders import heads_of_encoder
 from partita.lm.load_model import load_model
+from partita.lm.model_config.architectures import scratch_config
+from partita.lm.model_config.encoders import heads_of_encoder
 from partita.pipeline.build import head_of
 from partita.tokenizers.load import load_tokenizer, train_tokenizer
 from partita_schema.load import load_config

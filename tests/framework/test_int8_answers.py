@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from partita import Model
-from partita.lm import number_formats
-from partita.lm.number_formats import Int8Speed
+from partita.lm.loading import number_formats
+from partita.lm.loading.number_formats import Int8Speed
 from partita.lm.products.int8_linear import FBGEMM, ONEDNN, available_libraries, int8_layers
 from partita_schema.errors import PartitaError, ResumeError
 

@@ -26,7 +26,7 @@ IMPORTS = (
     "pandas",
     "partita.cli.main",
     "partita.data.preview",
-    "partita.lm.generation_defaults",
+    "partita.lm.decoding.generation_defaults",
     "partita.tokenizers.load",
     "partita_schema.load",
     "partita_schema.problems.explain",

@@ -16,7 +16,7 @@ from partita.data.rows import Rows
 from partita.data.run_data import RunData, open_run_data
 from partita.data.sources.sources import errors_at, local_files, open_rows
 from partita.data.sources.transcripts import WantedRows
-from partita.lm.encoders import with_heads
+from partita.lm.model_config.encoders import with_heads
 from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling

@@ -17,8 +17,8 @@ COMMENT = "#   "
 """Start of a line of a plan."""
 
 if TYPE_CHECKING:
-    from partita.lm.branch_plan import BranchPlan
-    from partita.lm.generation_defaults import Explanation
+    from partita.lm.batch_generation.branch_plan import BranchPlan
+    from partita.lm.decoding.generation_defaults import Explanation
     from partita.training.plan import FilePlan
     from partita_schema.load import LoadedConfig
 
@@ -49,8 +49,8 @@ def explain(
     show_waits()
     with loading_libraries(line=False):
         from partita.backends.process_layout import process_layout
-        from partita.lm.best_of_plan import plan_best_of
-        from partita.lm.chosen_formats import chosen_formats
+        from partita.lm.batch_generation.best_of_plan import plan_best_of
+        from partita.lm.loading.chosen_formats import chosen_formats
 
         layout, generation, planned = process_layout(loaded.config), generation_of(loaded), None
     if data or dataset is not None:
@@ -178,7 +178,7 @@ def lines_of_chosen(chosen: Mapping[str, str]) -> list[str]:
 
 def branches_of(loaded: "LoadedConfig", planned: "FilePlan | None") -> "BranchPlan | None":
     """Return how the answers of pairs are computed; None for other rows."""
-    from partita.lm.branch_plan import plan_branches
+    from partita.lm.batch_generation.branch_plan import plan_branches
 
     repeated_tokens = None if planned is None else planned.repeated_tokens
     return plan_branches(loaded.config, folder=loaded.folder, repeated_tokens=repeated_tokens)
@@ -188,6 +188,6 @@ def generation_of(loaded: "LoadedConfig") -> "Explanation | None":
     """Return the generation settings and their origins; None for a server, whose defaults are unknown, and a head."""
     if not loaded.config.backend.loads_model or loaded.config.head_output is not None:
         return None
-    from partita.lm.generation_defaults import explain_generation
+    from partita.lm.decoding.generation_defaults import explain_generation
 
     return explain_generation(loaded.config, folder=loaded.folder)

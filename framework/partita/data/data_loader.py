@@ -13,7 +13,7 @@ from partita.data.run_data import open_run_data
 from partita.data.splits import TRAINING
 from partita.data.training_rows import LoaderSetup, configured_row_tokenizer, tokenized_rows
 from partita.distributed.init import joined_process_group
-from partita.lm.encoders import heads_of_encoder
+from partita.lm.model_config.encoders import heads_of_encoder
 from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, Problem, ResumeError

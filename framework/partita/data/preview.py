@@ -32,7 +32,7 @@ from partita.data.sources.transcripts import WantedRows
 from partita.data.splits import TRAINING, is_streamed, open_splits
 from partita.data.tokenized import encoded_chunks, note_chunk
 from partita.data.training_rows import configured_row_tokenizer
-from partita.lm.encoders import heads_of_encoder
+from partita.lm.model_config.encoders import heads_of_encoder
 from partita_schema.config import Config
 from partita_schema.dialogues.read import format_of
 from partita_schema.errors import DataError

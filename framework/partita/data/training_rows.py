@@ -81,7 +81,7 @@ def configured_row_tokenizer(
     Raises:
         ModelError: The tokenizer cannot be used, or a file of the base model cannot be read.
     """
-    from partita.lm.context_length import configured_context
+    from partita.lm.model_config.context_length import configured_context
 
     if tokenizer is None:
         tokenizer = load_tokenizer(

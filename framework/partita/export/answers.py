@@ -9,8 +9,8 @@ import torch
 
 from partita.export.prompts import CheckPrompts
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.batch_generation.generation import answer_ends, left_padded
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
-from partita.lm.generation import answer_ends, left_padded
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 

@@ -9,10 +9,10 @@ from typing import Any
 from partita.export.answers import Answers
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
-from partita.lm.exporting import refuse_int8
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.precision import quantized_layers
+from partita.lm.training.exporting import refuse_int8
 from partita.pipeline.build import LocalPipeline
 from partita_schema.errors import ModelError
 

@@ -10,7 +10,7 @@ import yaml
 from partita.export.model_card import CardFacts, model_card
 from partita.export.repository import license_of, read_repository
 from partita.export.shared_paths import without_local_paths
-from partita.lm.saving import PAGE
+from partita.lm.training.saving import PAGE
 from partita.report.run_record import RunRecord, read_run
 from partita.runs.manifest import MANIFESTS
 from partita_schema.errors import DataError, JobError, PartitaError

@@ -15,8 +15,8 @@ from partita.lm.base import GenerationOptions
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.kinds import class_of_kind, model_kind
-from partita.lm.loading import quiet_progress
+from partita.lm.loading.base_models import quiet_progress
+from partita.lm.model_config.kinds import class_of_kind, model_kind
 from partita.lm.precision import quantized_layers
 from partita.pipeline.build import LocalPipeline
 from partita.pipeline.saved_model import write_metadata

@@ -20,7 +20,7 @@ from partita.generation.static_batches import generate_in_batches, requests_in_b
 from partita.generation.waiting_rows import WaitingRows
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, Generated, GenerationRequest, SlotRequest
-from partita.lm.continuation import decode_continuation
+from partita.lm.decoding.continuation import decode_continuation
 from partita_schema.errors import RowError
 
 if TYPE_CHECKING:

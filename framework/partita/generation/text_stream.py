@@ -7,7 +7,7 @@ piece, so the time does not grow with the length of the answer.
 from collections.abc import Sequence
 from typing import Any
 
-from partita.lm.continuation import INCOMPLETE, decode_continuation
+from partita.lm.decoding.continuation import INCOMPLETE, decode_continuation
 from partita_schema.errors import JobError
 
 CHANGED = "memory ran out, and the answer that was started again differs from what was sent; ask again"

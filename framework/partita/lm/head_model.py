@@ -23,12 +23,12 @@ from partita.lm.base import (
     GenerationOptions,
     GenerationRequest,
 )
-from partita.lm.batch_prompts import right_padded
+from partita.lm.decoding.batch_prompts import right_padded
 from partita.lm.devices import seeded
 from partita.lm.heads.base import Head
 from partita.lm.heads.embedding import EmbeddingHead, split_texts
 from partita.lm.marks import without_marks
-from partita.lm.memory_estimate import forward_bytes, training_bytes
+from partita.lm.model_config.memory_estimate import forward_bytes, training_bytes
 from partita.lm.trained_model import TrainedModel
 from partita.lm.transformers_internals import padding_known
 from partita_schema.errors import ModelError

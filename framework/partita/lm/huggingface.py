@@ -10,30 +10,47 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from partita.lm.attention_windows import smallest_span
 from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
-from partita.lm.batch_check import check_causal, find_batch_support, padding_limit
-from partita.lm.batch_prompts import BatchPrompts
-from partita.lm.branches import BranchSupport, branch_inputs, ends_of_sight, find_branch_support, separate_rows
+from partita.lm.batch_generation.batch_check import check_causal, find_batch_support, padding_limit
+from partita.lm.batch_generation.branches import (
+    BranchSupport,
+    branch_inputs,
+    ends_of_sight,
+    find_branch_support,
+    separate_rows,
+)
+from partita.lm.batch_generation.generation import (
+    answer_ends,
+    generate_batch,
+    left_padded_prompts,
+    may_run_past_context,
+)
+from partita.lm.batch_generation.worst_case import (
+    TIMED_STEPS,
+    batch_decode_step,
+    batch_worst_case,
+    reachable_tokens,
+    timed_length,
+)
+from partita.lm.checks.loss_token_check import find_loss_token_layer
+from partita.lm.checks.packing_check import Isolation, find_isolation, packed_inputs
+from partita.lm.decoding.batch_prompts import BatchPrompts
+from partita.lm.decoding.sampler import Sampler, row_seed
 from partita.lm.devices import seeded
-from partita.lm.generation import answer_ends, generate_batch, left_padded_prompts, may_run_past_context
 from partita.lm.loaded_model import TextModel
-from partita.lm.loss import LabelInputs, copy_labels, label_cross_entropy
-from partita.lm.loss_token_check import find_loss_token_layer
-from partita.lm.loss_token_layer import LossTokenHook
-from partita.lm.memory_estimate import forward_bytes, generation_bytes, training_bytes
-from partita.lm.packing_check import Isolation, find_isolation, packed_inputs
+from partita.lm.losses.loss import LabelInputs, copy_labels, label_cross_entropy
+from partita.lm.losses.loss_token_layer import LossTokenHook
+from partita.lm.model_config.attention_windows import smallest_span
+from partita.lm.model_config.memory_estimate import forward_bytes, generation_bytes, training_bytes
 from partita.lm.paged.check import check_paged, open_attention, wants_pages, why_not_paged, why_unsupported_options
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.worst import worst_paged_rows
-from partita.lm.sampler import Sampler, row_seed
 from partita.lm.slots.check import find_slot_support, why_not_beyond_window, why_unsupported, window_reason
 from partita.lm.slots.label_scoring import ScoringSlots
 from partita.lm.slots.slots import Slots, SlotSupport
 from partita.lm.slots.worst import OpenTimedRows, slots_decode_step, slots_worst_case, worst_slots
 from partita.lm.trained_model import TrainedModel
 from partita.lm.transformers_internals import are_packed, packing_known
-from partita.lm.worst_case import TIMED_STEPS, batch_decode_step, batch_worst_case, reachable_tokens, timed_length
 from partita_schema.errors import ModelError
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch

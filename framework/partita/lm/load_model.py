@@ -10,18 +10,18 @@ import torch
 from partita.lm.adapters.build import add_adapter, read_adapter
 from partita.lm.adapters.inits import initial_adapter
 from partita.lm.adapters.lora_linear import fuse_lora
+from partita.lm.batch_generation.generation import reset_generation_config
 from partita.lm.devices import find_device, seeded
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
-from partita.lm.freezing import freeze, recompute_activations
-from partita.lm.generation import reset_generation_config
 from partita.lm.head_model import HeadModel
 from partita.lm.heads.base import Head, labels_of_outputs, lists_labels, other_labels
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.kinds import ModelKind, model_kind
-from partita.lm.loading import BaseLoader
-from partita.lm.number_formats import quantize_faster_layers
+from partita.lm.loading.base_models import BaseLoader
+from partita.lm.loading.number_formats import quantize_faster_layers
+from partita.lm.model_config.kinds import ModelKind, model_kind
 from partita.lm.precision import choose_kernels
 from partita.lm.reward_model import RewardModel
+from partita.lm.training.freezing import freeze, recompute_activations
 from partita.tokenizers.hub import quiet_libraries
 from partita.tokenizers.saved_adapters import RecordedBase, find_sources
 from partita_schema.config import Config

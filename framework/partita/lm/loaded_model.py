@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from partita.lm.base import GenerationRequest
-from partita.lm.batch_prompts import BatchPrompts
-from partita.lm.context_length import context_length, described_answer_context, read_config
-from partita.lm.grammar import Grammar
+from partita.lm.decoding.batch_prompts import BatchPrompts
+from partita.lm.decoding.grammar import Grammar
 from partita.lm.heads.base import Head, fit_labels, lists_labels, other_labels, saved_labels
-from partita.lm.loss import AnswerPositions
+from partita.lm.losses.loss import AnswerPositions
+from partita.lm.model_config.context_length import context_length, described_answer_context, read_config
 from partita.lm.products.fast_linear import choose_products
 from partita_schema.config import Config
 from partita_schema.errors import ModelError

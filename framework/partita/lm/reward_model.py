@@ -4,7 +4,7 @@ The score of an answer is read at its last token that is not the pad token, neve
 `AutoModelForSequenceClassification` of transformers reads it in a row with this answer alone, so scores are the same.
 
 Both answers of a pair, or several answers to compare, follow their prompt in one row, which is computed once; see
-`partita.lm.branches`. Where a model takes no mask of pairs of tokens, each answer is a separate row.
+`partita.lm.batch_generation.branches`. Where a model takes no mask of pairs of tokens, each answer is a separate row.
 
 Shapes: B sequences, T tokens of the longest, N loss tokens, R rows, A answers of a row: 2 of a pair, n = R A answers, K
 most answers of a sequence, L sequences of one answer each.
@@ -21,13 +21,19 @@ import torch
 from torch import nn
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita.lm.batch_prompts import right_padded
-from partita.lm.branches import BranchSupport, branch_inputs, ends_of_sight, find_branch_support, separate_rows
+from partita.lm.batch_generation.branches import (
+    BranchSupport,
+    branch_inputs,
+    ends_of_sight,
+    find_branch_support,
+    separate_rows,
+)
+from partita.lm.decoding.batch_prompts import right_padded
 from partita.lm.head_model import HeadModel
 from partita.lm.heads.base import head_modules
 from partita.lm.heads.reward import score_answers
-from partita.lm.kinds import describes_encoder
 from partita.lm.marks import with_marks, without_marks
+from partita.lm.model_config.kinds import describes_encoder
 from partita_trainers.base import Batch
 from partita_trainers.device_copies import to_device
 

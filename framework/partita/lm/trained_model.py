@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from partita.lm.adapters.adalora import AdaloraBudget
-from partita.lm.exporting import changed_tensors, export, identity
-from partita.lm.freezing import trained_parameters
 from partita.lm.loaded_model import LoadedModel
-from partita.lm.neftune import EmbeddingNoise
-from partita.lm.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
+from partita.lm.training.exporting import changed_tensors, export, identity
+from partita.lm.training.freezing import trained_parameters
+from partita.lm.training.neftune import EmbeddingNoise
+from partita.lm.training.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
 from partita.tokenizers.hub import short_digest, tensors_digest
 from partita_schema.sections.adapter import AdaloraAdapter, LoraAdapter
 from partita_trainers.sharding import exchange_weights

@@ -14,9 +14,9 @@ from typing import Any
 
 from partita.data.rows import Rows
 from partita.lm.base import GenerativeModel
-from partita.lm.exporting import origin
 from partita.lm.load_model import load_model
 from partita.lm.trained_model import TrainedModel
+from partita.lm.training.exporting import origin
 from partita.pipeline.build import LocalPipeline, initial_batches
 from partita.runs.manifest import read_manifest
 from partita.runs.start_of_training import ORIGIN, num_kept_rounds, round_folder

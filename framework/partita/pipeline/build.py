@@ -24,8 +24,8 @@ from partita.generation.job import PredictionPipeline
 from partita.generation.requests import AnswerSequence
 from partita.lm.bag_model import load_bag
 from partita.lm.base import AnswerContext, GenerationOptions, GenerativeModel, Label
-from partita.lm.generation import check_token_ids, generation_options, log_checkpoint_settings
-from partita.lm.generation_defaults import effective_generation
+from partita.lm.batch_generation.generation import check_token_ids, generation_options, log_checkpoint_settings
+from partita.lm.decoding.generation_defaults import effective_generation
 from partita.lm.heads.base import Head
 from partita.lm.load_model import load_model
 from partita.outputs.constraints import scored_labels, with_constraints

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from partita.lm.base import Generated, TokenLogprob
-from partita.lm.continuation import decode_continuation
-from partita.lm.grammar import special_ids, token_bytes
+from partita.lm.decoding.continuation import decode_continuation
+from partita.lm.decoding.grammar import special_ids, token_bytes
 from partita.serving.tool_use import ToolCall
 
 Kind = Literal["chat", "completion"]

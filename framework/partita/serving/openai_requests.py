@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 
 from partita.lm.base import GenerationOptions
-from partita.lm.generation import answer_ends, unknown_token
+from partita.lm.batch_generation.generation import answer_ends, unknown_token
 from partita.serving.bodies import SamplingBody
 from partita.serving.chat_prompts import NO_EFFECT, ineffective_setting, sampling_options
 from partita.serving.engine import ServingEngine

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.tool_calls import TRIAL_CALL, TRIAL_NAME, TRIAL_TOOL
-from partita.lm.grammar import special_ids
+from partita.lm.decoding.grammar import special_ids
 from partita_schema.errors import ModelError, RowError
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted, whole_grammar
 

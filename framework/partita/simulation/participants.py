@@ -12,7 +12,7 @@ from partita.data.episode import AGENT
 from partita.data.rows import digest
 from partita.data.user_objects import source_digest
 from partita.generation.oom_backoff import BatchBudget
-from partita.lm.continuation import decode_continuation
+from partita.lm.decoding.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import LocalPipeline
 from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTurnAgent

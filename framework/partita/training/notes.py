@@ -9,10 +9,10 @@ from partita.data.ledger import Ledger, reasons_in_words
 from partita.data.run_data import RunData
 from partita.data.splits import VALIDATION
 from partita.data.training_rows import only_label
-from partita.lm.branch_plan import cost
-from partita.lm.exporting import origin
+from partita.lm.batch_generation.branch_plan import cost
 from partita.lm.loaded_model import LoadedModel
-from partita.lm.number_formats import number_format
+from partita.lm.loading.number_formats import number_format
+from partita.lm.training.exporting import origin
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import LocalPipeline
 from partita.runs.directory import RunDirectory
@@ -32,7 +32,7 @@ from partita_trainers.process_group import ProcessGroup
 from partita_trainers.registry import compares_with_start
 
 if TYPE_CHECKING:
-    from partita.lm.branches import BranchSupport
+    from partita.lm.batch_generation.branches import BranchSupport
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from partita.data.streams.stream_loader import StreamLoader
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_rows import LoaderSetup, batch_rows, configured_row_tokenizer
 from partita.data.training_shape import TrainingShape
-from partita.lm.encoders import heads_of_encoder
+from partita.lm.model_config.encoders import heads_of_encoder
 from partita.training.data_plan import DataPlan, plan_of
 from partita_schema.common.text import counted
 from partita_schema.config import Config

@@ -12,7 +12,7 @@ import torch
 
 from partita.lm.base import BatchSupport, Constraint, GenerationOptions, GenerationRequest, Label
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
-from partita.lm.encoders import heads_of_encoder
+from partita.lm.model_config.encoders import heads_of_encoder
 from partita_schema.errors import ConfigError, ModelError
 from partita_trainers.base import Batch
 from partita_trainers.sides import split_sides

@@ -15,8 +15,8 @@ from partita import Model
 from partita.data.formatting.formatter import Formatter
 from partita.generation.answer_lengths import default_new_tokens
 from partita.lm.base import SlotRequest
-from partita.lm.grammar import Grammar
-from partita.lm.row import Row
+from partita.lm.decoding.grammar import Grammar
+from partita.lm.decoding.row import Row
 from partita.outputs.decode import Decoder
 from partita.outputs.scores import Scorer
 from partita.pipeline.fingerprint import output_input

@@ -13,8 +13,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from partita import Model
-from partita.lm.batch_check import check_causal, find_batch_support
-from partita.lm.loss_token_check import find_loss_token_layer
+from partita.lm.batch_generation.batch_check import check_causal, find_batch_support
+from partita.lm.checks.loss_token_check import find_loss_token_layer
 from partita.lm.slots.check import find_slot_support
 from partita.lm.slots.kv_cache import SlotKVCache
 from partita_trainers.batch_size import device_memory
@@ -85,17 +85,17 @@ class Device:
             return find_slot_support(lm)
 
     def find_batch_support(self, lm: Any) -> Any:
-        """Run `find_batch_support` of `partita.lm.batch_check` without counting its passes."""
+        """Run `find_batch_support` of `partita.lm.batch_generation.batch_check` without counting its passes."""
         with self.unwatched():
             return find_batch_support(lm)
 
     def check_causal(self, lm: Any) -> None:
-        """Run `check_causal` of `partita.lm.batch_check` without counting its passes."""
+        """Run `check_causal` of `partita.lm.batch_generation.batch_check` without counting its passes."""
         with self.unwatched():
             check_causal(lm)
 
     def find_loss_token_layer(self, lm: Any) -> Any:
-        """Run `find_loss_token_layer` of `partita.lm.loss_token_check` without counting its passes."""
+        """Run `find_loss_token_layer` of `partita.lm.checks.loss_token_check` without counting its passes."""
         with self.unwatched():
             return find_loss_token_layer(lm)
 
@@ -211,7 +211,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
         monkeypatch.setattr(f"partita.lm.huggingface.{name}", getattr(result, name))
     monkeypatch.setitem(device_memory.MEMORIES, "cpu", lambda device, allowed: FakeMemory(result, allowed))
     for module in (
-        "partita.lm.worst_case",
+        "partita.lm.batch_generation.worst_case",
         "partita.lm.slots.worst",
         "partita.pipeline.probes",
         "partita_trainers.training_probe",

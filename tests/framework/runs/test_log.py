@@ -49,7 +49,13 @@ def test_warnings_of_libraries_are_hidden_and_those_of_user_code_are_shown() -> 
     warnings.resetwarnings()
     show_log(quiet=True)
     with warnings.catch_warnings(record=True) as seen:
-        for module in ("transformers.modeling", "torch", "partita.lm.loading", "my_trainer", "torchmetrics"):
+        for module in (
+            "transformers.modeling",
+            "torch",
+            "partita.lm.loading.base_models",
+            "my_trainer",
+            "torchmetrics",
+        ):
             warnings.warn_explicit(f"of {module}", UserWarning, "file.py", 1, module=module)
     assert [str(one.message) for one in seen] == ["of my_trainer", "of torchmetrics"]
 

@@ -14,8 +14,8 @@ import pytest
 
 from partita import ConfigError, DataError, Model, ModelError, PartitaError, ResumeError
 from partita.data.episode import Episode
+from partita.lm.decoding.row import NOT_NUMBERS
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.row import NOT_NUMBERS
 from partita.simulation.report import SimulationReport, outcomes_of
 
 from ...forks import COMMAND, Forks

@@ -16,7 +16,7 @@ from partita.data.formatting.base import FormattedText, Row, Segment
 from partita.data.formatting.formatter import CustomFormatter, Formatter
 from partita.data.formatting.segments import SegmentTokenizer
 from partita.data.rows import digest
-from partita.lm.continuation import decode_continuation
+from partita.lm.decoding.continuation import decode_continuation
 from partita_schema.errors import RowError
 from partita_schema.json_values import NOT_UNICODE
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from partita.data.formatting.base import Segment
-from partita.lm.continuation import Continuation
+from partita.lm.decoding.continuation import Continuation
 
 CONTEXT = 256
 """Number of characters before a unit that are considered."""

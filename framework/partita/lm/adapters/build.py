@@ -18,8 +18,8 @@ from partita.lm.adapters.continued import check_continued, new_dropout, read_con
 from partita.lm.adapters.inits import initialize, linear_targets, prepare_init
 from partita.lm.adapters.methods import LAYERED, NAMES
 from partita.lm.adapters.names import check_names, check_tied_modules
-from partita.lm.architectures import check_pickles
 from partita.lm.heads.base import Head, head_modules
+from partita.lm.model_config.architectures import check_pickles
 from partita.lm.precision import bridge_types
 from partita.tokenizers.hub import check_intact, loading
 from partita_schema.errors import ModelError

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from partita.lm.batch_check import check_context, prompts_with_answers
+from partita.lm.batch_generation.batch_check import check_context, prompts_with_answers
 from partita.lm.loaded_model import TextModel
 
 

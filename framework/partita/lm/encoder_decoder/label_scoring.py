@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita.lm.generation import answer_ends
+from partita.lm.batch_generation.generation import answer_ends
+from partita.lm.decoding.row import NOT_NUMBERS
 from partita.lm.loaded_model import TextModel
-from partita.lm.row import NOT_NUMBERS
 from partita.lm.slots.label_scoring import LEAST_SCORE, MOST_ELEMENTS, NO_END, before_end
 from partita_schema.errors import ModelError
 

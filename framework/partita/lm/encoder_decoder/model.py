@@ -17,15 +17,15 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
-from partita.lm.batch_prompts import BatchPrompts, right_padded
-from partita.lm.continuation import decode_text
+from partita.lm.batch_generation.worst_case import TIMED_STEPS, ForwardClock, run, worst_requests
+from partita.lm.decoding.batch_prompts import BatchPrompts, right_padded
+from partita.lm.decoding.continuation import decode_text
 from partita.lm.devices import seeded
 from partita.lm.encoder_decoder.check import check_sides
 from partita.lm.encoder_decoder.label_scoring import choose_labels
 from partita.lm.huggingface import HuggingFaceModel
-from partita.lm.loss import connected_empty
+from partita.lm.losses.loss import connected_empty
 from partita.lm.transformers_internals import padding_known
-from partita.lm.worst_case import TIMED_STEPS, ForwardClock, run, worst_requests
 from partita_schema.errors import ModelError
 from partita_schema.rules.encoder_decoders import GUIDANCE
 from partita_trainers.base import Batch

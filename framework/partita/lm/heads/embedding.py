@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from partita.lm.base import Generated
 from partita.lm.heads.base import Head, check_numbers
-from partita.lm.kinds import describes_encoder
+from partita.lm.model_config.kinds import describes_encoder
 from partita_trainers.base import Batch
 from partita_trainers.contrastive import text_ends
 from partita_trainers.device_copies import to_device

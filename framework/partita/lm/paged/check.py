@@ -11,10 +11,10 @@ from contextlib import nullcontext
 
 import torch
 
-from partita.lm.attention_windows import smallest_span, window_set_to
 from partita.lm.base import GenerationOptions, SlotRequest
+from partita.lm.checks.logit_check import REFUSALS, rounding_limit
 from partita.lm.loaded_model import TextModel
-from partita.lm.logit_check import REFUSALS, rounding_limit
+from partita.lm.model_config.attention_windows import smallest_span, window_set_to
 from partita.lm.paged.attention import PagedAttention, ReferenceAttention
 from partita.lm.paged.choice import why_not_on_device
 from partita.lm.paged.slots import PagedSlots

@@ -1,7 +1,7 @@
 """Choice of the next token on the device, without reading anything of it.
 
-The formulas are those of `partita.lm.sampler` and of transformers' processors. Penalties look tokens up in a matrix of
-those that each row has, so that they are computed for all rows at once.
+The formulas are those of `partita.lm.decoding.sampler` and of transformers' processors. Penalties look tokens up in a
+matrix of those that each row has, so that they are computed for all rows at once.
 
 Shapes: N rows, V vocabulary.
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.decoding.sampler import HISTORY, greedy, inverse_transform, is_given
 from partita.lm.paged.row_state import RowState
-from partita.lm.sampler import HISTORY, greedy, inverse_transform, is_given
 from partita.lm.slots.row_settings import RowSettings
 
 SUPPORTED = ("repetition_penalty", "min_length", "suppress_tokens", "begin_suppress_tokens")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from partita.lm.row import Row
+from partita.lm.decoding.row import Row
 
 
 @dataclass(slots=True)

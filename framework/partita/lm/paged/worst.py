@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from partita.lm.base import GenerationOptions, SlotRequest
+from partita.lm.batch_generation.worst_case import ENOUGH_SECONDS
 from partita.lm.loaded_model import TextModel
 from partita.lm.paged.attention import PagedAttention
 from partita.lm.paged.prefill import PromptPart
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.step import padded_rows
 from partita.lm.slots.worst import prefix_tokens, seeded_tokens
-from partita.lm.worst_case import ENOUGH_SECONDS
 from partita_trainers.batch_size.clock import now
 
 

@@ -215,7 +215,7 @@ class Int8Product:
 
     Inputs of several layers are quantized once, and multiplied by all weights together. This happens in the first
     layer; the others find their outputs by the identity of their inputs. So a model must call them with the same
-    tensor, one after the other, and must not change it in between (`partita.lm.shared_inputs`).
+    tensor, one after the other, and must not change it in between (`partita.lm.checks.shared_inputs`).
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], library: Int8Library) -> None:

@@ -11,10 +11,17 @@ from typing import TypedDict
 
 import torch
 
-from partita.lm.attention_windows import window_set_to
 from partita.lm.base import GenerationOptions
+from partita.lm.checks.logit_check import (
+    REFUSALS,
+    largest_or_infinity,
+    random_rows,
+    rounding_limit,
+    spread_of,
+    too_small,
+)
 from partita.lm.loaded_model import TextModel
-from partita.lm.logit_check import REFUSALS, largest_or_infinity, random_rows, rounding_limit, spread_of, too_small
+from partita.lm.model_config.attention_windows import window_set_to
 from partita.lm.slots.attention import attends
 from partita.lm.slots.slots import Slots, SlotSupport
 from partita.lm.transformers_internals import attention_of, is_stateful

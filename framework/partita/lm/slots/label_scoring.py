@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, Label, SlotAnswer, SlotRequest
-from partita.lm.generation import answer_ends
+from partita.lm.batch_generation.generation import answer_ends
+from partita.lm.decoding.row import NOT_NUMBERS, Row
 from partita.lm.loaded_model import TextModel
-from partita.lm.row import NOT_NUMBERS, Row
 from partita.lm.slots.slots import Slots, SlotSupport
 from partita_schema.errors import ModelError
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from partita.lm.last_layer import KeysComputed, SplitLayerHook
+from partita.lm.losses.last_layer import KeysComputed, SplitLayerHook
 from partita.lm.slots.kv_cache import SlotKVCache, SlotLayer
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from partita.lm.base import SHORTEST_PREFIX, SlotRequest, common_tokens
-from partita.lm.row import Row
+from partita.lm.decoding.row import Row
 from partita.lm.slots.kv_cache import SlotKVCache
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from partita.lm.base import SlotRequest
-from partita.lm.row import Row
+from partita.lm.decoding.row import Row
 from partita.lm.slots.kv_cache import SlotKVCache
 
 

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 
 from partita.lm.base import Generated, GenerationOptions, SlotRequest
-from partita.lm.continuation import decode_continuation
-from partita.lm.generation import answer_ends, finish, first_stop
+from partita.lm.batch_generation.generation import answer_ends, finish, first_stop
+from partita.lm.decoding.continuation import decode_continuation
+from partita.lm.decoding.row import Row
+from partita.lm.decoding.sampler import Sampler
 from partita.lm.loaded_model import TextModel
-from partita.lm.row import Row
-from partita.lm.sampler import Sampler
 
 MOST_KEPT = 64
 """Settings of requests that are kept for later requests with the same options."""

@@ -19,12 +19,12 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from partita.lm.attention_windows import Mask, SlotMasks
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.last_layer import last_layer
+from partita.lm.decoding.row import Row
 from partita.lm.loaded_model import TextModel
+from partita.lm.losses.last_layer import last_layer
+from partita.lm.model_config.attention_windows import Mask, SlotMasks
 from partita.lm.products.fast_linear import round_up, using_fast_products
-from partita.lm.row import Row
 from partita.lm.slots.attention import SlotAttention, attends, chunks
 from partita.lm.slots.kv_cache import SlotKVCache
 from partita.lm.slots.last_token_layer import LastTokenHook

@@ -1,6 +1,6 @@
 """Worst case of continuous batching, for measuring: all rows are active, and every new token is generated.
 
-See `partita.lm.worst_case` for generation in batches.
+See `partita.lm.batch_generation.worst_case` for generation in batches.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 
 from partita.lm.base import SHORTEST_PREFIX, GenerationOptions, SlotRequest
+from partita.lm.batch_generation.worst_case import ENOUGH_SECONDS, STEPS, TIMED_STEPS
+from partita.lm.checks.logit_check import random_rows
+from partita.lm.decoding.row import Row
 from partita.lm.loaded_model import TextModel
-from partita.lm.logit_check import random_rows
-from partita.lm.row import Row
 from partita.lm.slots.slots import Slots, SlotSupport
-from partita.lm.worst_case import ENOUGH_SECONDS, STEPS, TIMED_STEPS
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Timing
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions
-from partita.lm.worst_case import STEPS, TIMED_STEPS
+from partita.lm.batch_generation.worst_case import STEPS, TIMED_STEPS
 
 PAGED = GenerationOptions({"do_sample": False, "repetition_penalty": 1.2}, kv_cache="paged")
 

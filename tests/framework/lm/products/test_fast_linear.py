@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from partita.generation.generator import generate_requests, scheduler_of_requests, stream_requests
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.requests import GenerationSettings
-from partita.lm import sampler
 from partita.lm.base import GenerationOptions, GenerationRequest
+from partita.lm.decoding import sampler
 from partita.lm.products import fast_linear
 from partita.lm.products.fast_linear import (
     LEAST,

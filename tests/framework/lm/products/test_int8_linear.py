@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from partita.lm import number_formats
 from partita.lm.base import GenerationOptions
-from partita.lm.exporting import identity
-from partita.lm.logit_check import INT8_TOLERANCE, TOLERANCE, rounding_limit
-from partita.lm.number_formats import Int8Speed
+from partita.lm.checks.logit_check import INT8_TOLERANCE, TOLERANCE, rounding_limit
+from partita.lm.loading import number_formats
+from partita.lm.loading.number_formats import Int8Speed
 from partita.lm.products import int8_linear
 from partita.lm.products.int8_linear import (
     FBGEMM,
@@ -30,6 +29,7 @@ from partita.lm.products.int8_linear import (
 )
 from partita.lm.slots.check import largest_error
 from partita.lm.slots.slots import SlotSupport
+from partita.lm.training.exporting import identity
 from partita_schema.errors import ModelError
 
 # No product is computed while tests are collected: oneDNN reads the size of its kernel cache at the first one.

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.lm.base import GenerationOptions, SlotRequest
+from partita.lm.decoding.row import Row
 from partita.lm.products.product import Implementation
-from partita.lm.row import Row
 from partita.lm.slots.kv_cache import SlotKVCache, SlotLayer
 from partita.lm.slots.prefix_cache import PrefixCache
 from partita.lm.slots.slots import Slots, SlotSupport

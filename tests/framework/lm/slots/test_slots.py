@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from partita.lm.attention_windows import AttentionSpan, SlotMasks, spans_of
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
-from partita.lm.last_layer import last_layer
+from partita.lm.decoding.sampler import Sampler
+from partita.lm.losses.last_layer import last_layer
+from partita.lm.model_config.attention_windows import AttentionSpan, SlotMasks, spans_of
 from partita.lm.products.fast_linear import round_up
-from partita.lm.sampler import Sampler
 from partita.lm.slots import attention as slot_attention
 from partita.lm.slots import decode_products
 from partita.lm.slots.attention import CHUNK_POSITIONS, SlotAttention, chunks

@@ -1,0 +1,1 @@
+"""Generation in batches of rows that start and end together, and what files show of it before a run."""

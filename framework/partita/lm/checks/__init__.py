@@ -1,0 +1,1 @@
+"""Tests of a loaded model on a few random rows, before faster computation is used on it."""

@@ -1,0 +1,1 @@
+"""What the config.json of a model says: architecture, kind, context length, attention windows, memory."""

@@ -1,0 +1,1 @@
+"""What training adds to a model: frozen parameters, noise on embeddings, checkpoints, and the export of its result."""
