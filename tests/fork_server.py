@@ -33,7 +33,7 @@ def load() -> None:
     from partita_schema.common.garbage_collection import permanent_imports
 
     with permanent_imports():  # the garbage collection at the end of a fork would copy all these objects
-        from partita_trainers.bitsandbytes_import import import_bitsandbytes
+        from partita_trainers.libraries.bitsandbytes_import import import_bitsandbytes
 
         import_bitsandbytes()  # before peft
         import datasets  # noqa: F401

@@ -20,7 +20,7 @@ import yaml
 from partita import ConfigError, JobError, Model, PartitaError
 from partita.backends.refusals import USE_THIS_PROCESS
 from partita.generation import prompts
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ..json_lines import read_json_lines, write_json_lines
 from ..local_ray import local_ray

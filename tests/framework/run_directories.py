@@ -6,7 +6,7 @@ from typing import Any
 
 from partita.runs.opening import open_run
 from partita_schema.config import Config
-from partita_trainers.file_sums import summed
+from partita_trainers.checkpoints.file_sums import summed
 
 MakeRun = Callable[..., Path]
 

@@ -12,7 +12,7 @@ from partita.data.preview import preview
 from partita.runs.row_results import evaluation_path
 from partita.tokenizers.load import read_tokenizer
 from partita_schema.errors import DataError
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ..json_lines import write_json_lines
 from .recorded_results import read_rows

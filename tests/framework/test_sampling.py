@@ -13,7 +13,7 @@ from partita.data.rows import ListStore, RowKeys, Rows
 from partita.data.sources.sources import open_rows
 from partita.generation.prompts import sampling_keys
 from partita.tokenizers.load import read_tokenizer
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ..properties import ends, first
 

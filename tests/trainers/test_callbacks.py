@@ -17,7 +17,7 @@ from partita_schema.errors import ConfigError, OtherRankError, TrainingError
 from partita_schema.sections.callbacks import CallbackConfig
 from partita_trainers import Callback, TrainingState
 from partita_trainers.callbacks import HOOKS, check_callbacks
-from partita_trainers.checkpoint import list_checkpoints
+from partita_trainers.checkpoints.checkpoint import list_checkpoints
 from partita_trainers.registry import build_callbacks
 
 from .conftest import Killed, comparable, run

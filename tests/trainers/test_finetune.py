@@ -11,9 +11,9 @@ import torch
 
 from partita_schema.errors import ConfigError, DataError, DivergenceError, ResumeError, TrainingError
 from partita_trainers.base import GlobalBatch, TrainResult
-from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.loss_history import LossHistory
+from partita_trainers.checkpoints.checkpoint import list_checkpoints
 from partita_trainers.schedule import plan_schedule
+from partita_trainers.steps.loss_history import LossHistory
 
 from ..properties import ends
 from .conftest import assert_resumes, comparable, run

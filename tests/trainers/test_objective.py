@@ -15,7 +15,6 @@ from partita_schema.errors import TrainingError
 from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer
 from partita_trainers.base import Batch
 from partita_trainers.finetune import Finetune
-from partita_trainers.micro_batches import split_batch
 from partita_trainers.objective import (
     CROSS_ENTROPY,
     LossSums,
@@ -25,9 +24,10 @@ from partita_trainers.objective import (
     objective_of,
 )
 from partita_trainers.registry import TRAINERS, build_trainer, evaluation_objective
+from partita_trainers.steps.micro_batches import split_batch
 
 from .conftest import comparable, make_config
-from .test_step import limit_memory
+from .steps.test_step import limit_memory
 from .test_training_probe import probe_context
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from partita_trainers.base import Batch
-from partita_trainers.micro_batches import split_batch
 from partita_trainers.sides import split_sides
+from partita_trainers.steps.micro_batches import split_batch
 
 ROWS = [([5, 6, 7], [8, 9]), ([5], [6, 7, 8, 9, 10]), ([4, 5, 6, 7, 8], [9])]
 PAD = 3

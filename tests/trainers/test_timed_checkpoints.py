@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from partita_trainers import schedule
-from partita_trainers.checkpoint import list_checkpoints
-from partita_trainers.step_stats import StepRequests
+from partita_trainers.checkpoints.checkpoint import list_checkpoints
+from partita_trainers.steps.step_stats import StepRequests
 
 from .conftest import Killed, assert_resumes, kill_after, run
 

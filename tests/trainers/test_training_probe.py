@@ -18,7 +18,7 @@ import partita_trainers.engine
 from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers.base import ProbeContext
 from partita_trainers.batch_size.probe import Volume
-from partita_trainers.checkpoint import random_state
+from partita_trainers.checkpoints.checkpoint import random_state
 from partita_trainers.engine import TrainEngine, dry_run
 from partita_trainers.finetune import Finetune
 from partita_trainers.registry import check_probe

@@ -198,7 +198,7 @@ class Callbacks:
 
 def read_stop(checkpoint: Path) -> dict[str, Any]:
     """Return the stop that `on_checkpoint` asked for; {} without one."""
-    from partita_trainers.checkpoint import read_json
+    from partita_trainers.checkpoints.checkpoint import read_json
 
     path = checkpoint / STOP
     return dict(read_json(path)) if path.exists() else {}
@@ -207,7 +207,7 @@ def read_stop(checkpoint: Path) -> dict[str, Any]:
 @contextmanager
 def unchanged_random_state() -> Iterator[None]:
     """Restore the random generators on exit, so that a callback that draws numbers does not change the training."""
-    from partita_trainers.checkpoint import random_state, restore_random_state
+    from partita_trainers.checkpoints.checkpoint import random_state, restore_random_state
 
     state = random_state()
     try:

@@ -14,13 +14,13 @@ from accelerate import Accelerator
 
 from partita_schema.errors import ConfigError, Problem, TrainingError
 from partita_schema.sections.trainer import FinetuneTrainer
-from partita_trainers.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.device_errors import attempt
+from partita_trainers.checkpoints.preserved_state import clear_gradients
 from partita_trainers.device_copies import PrefetchingModel
+from partita_trainers.libraries.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean, prepare
 from partita_trainers.optimizers import build_optimizers, embedding_names, set_learning_rate
-from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 from partita_trainers.sharding import Shards, communication_errors, full_params, full_state, full_tensor
 

@@ -22,7 +22,7 @@ from partita_schema.open_values import default_learning_rate
 from partita_schema.sections.trainer import FinetuneTrainer, final_splits
 from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
 from partita_trainers.callbacks import Callbacks
-from partita_trainers.checkpoint import (
+from partita_trainers.checkpoints.checkpoint import (
     check_intact,
     checkpoint_name,
     list_checkpoints,
@@ -34,14 +34,14 @@ from partita_trainers.checkpoint import (
 from partita_trainers.engine import TrainEngine, dry_run
 from partita_trainers.interrupt import interruption
 from partita_trainers.learning_rate_search import find_learning_rate
-from partita_trainers.loss_history import LossHistory
-from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import CROSS_ENTROPY, Objective, has_branches
 from partita_trainers.optimizers import evaluation_weights, keep_evaluation_weights
 from partita_trainers.schedule import CheckpointTimer, learning_rate_share, plan_schedule
-from partita_trainers.source_counts import SourceCounts
-from partita_trainers.step import open_steps, take_step
-from partita_trainers.step_stats import StepRequests, StepResult, step_record
+from partita_trainers.steps.loss_history import LossHistory
+from partita_trainers.steps.micro_batches import MicroBatchSplitter
+from partita_trainers.steps.source_counts import SourceCounts
+from partita_trainers.steps.step import open_steps, take_step
+from partita_trainers.steps.step_stats import StepRequests, StepResult, step_record
 from partita_trainers.training_probe import TrainingProbe
 from partita_trainers.validation import Validation
 

@@ -11,8 +11,8 @@ from itertools import islice
 
 from partita_schema.errors import DivergenceError, OtherRankError, TrainingError
 from partita_trainers.base import Batches, GlobalBatch, LanguageModel
-from partita_trainers.preserved_state import preserved_state
-from partita_trainers.step import open_steps
+from partita_trainers.checkpoints.preserved_state import preserved_state
+from partita_trainers.steps.step import open_steps
 
 LOWEST, HIGHEST, STEPS = 1e-6, 0.5, 60
 SMOOTHING = 0.8

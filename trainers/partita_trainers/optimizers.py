@@ -11,7 +11,7 @@ from typing import Any, assert_never
 import torch
 
 from partita_schema.sections.optimization import Optimizer as OptimizerConfig
-from partita_trainers.bitsandbytes_import import import_bitsandbytes
+from partita_trainers.libraries.bitsandbytes_import import import_bitsandbytes
 
 logger = logging.getLogger(__name__)
 

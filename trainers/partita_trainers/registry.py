@@ -27,9 +27,9 @@ from partita_trainers.user_modules import importable, load_class
 TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
     "finetune": "partita_trainers.finetune:Finetune",
-    "preference": "partita_trainers.preference:Preference",
-    "kto": "partita_trainers.kto:Kto",
-    "reward": "partita_trainers.reward:Reward",
+    "preference": "partita_trainers.objectives.preference:Preference",
+    "kto": "partita_trainers.objectives.kto:Kto",
+    "reward": "partita_trainers.objectives.reward:Reward",
     "hogwild": "partita_trainers.hogwild.trainer:Hogwild",
 }
 """`module:Class` by the `type` of the section. `custom` names its own class."""
@@ -64,12 +64,12 @@ def default_objective(config: Config) -> Objective:
     """
     output = config.head_output
     if config.scores_answers:
-        from partita_trainers.reward import RewardObjective
+        from partita_trainers.objectives.reward import RewardObjective
 
         return RewardObjective(center=getattr(config.trainer, "center", 0.0))
     if not isinstance(output, EmbeddingOutput):
         return CROSS_ENTROPY
-    from partita_trainers.contrastive import Contrastive
+    from partita_trainers.objectives.contrastive import Contrastive
 
     return Contrastive(temperature=output.decoder.temperature, name=output.name)
 

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from partita_schema.errors import LostRankError
-from partita_trainers.accelerate_internals import layer_class_names
-from partita_trainers.torch_internals import (
+from partita_trainers.libraries.accelerate_internals import layer_class_names
+from partita_trainers.libraries.torch_internals import (
     FSDP_MARKS,
     add_fsdp_hooks,
     forget_fsdp_state,

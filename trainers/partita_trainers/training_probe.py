@@ -10,7 +10,7 @@ import torch
 from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Purpose, Timing, Volume
-from partita_trainers.preserved_state import clear_gradients, preserved_state
+from partita_trainers.checkpoints.preserved_state import clear_gradients, preserved_state
 
 SEED = 0
 

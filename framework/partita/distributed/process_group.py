@@ -17,8 +17,8 @@ from partita.distributed.world import DistributedEnv
 from partita_schema.common.text import describe_error
 from partita_schema.errors import LostRankError, OtherRankError
 from partita_trainers.batch_size.device_errors import is_out_of_memory
+from partita_trainers.libraries.torch_internals import default_store
 from partita_trainers.process_group import SharedText
-from partita_trainers.torch_internals import default_store
 
 T = TypeVar("T")
 

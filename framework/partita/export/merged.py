@@ -22,7 +22,7 @@ from partita.pipeline.build import LocalPipeline
 from partita.pipeline.saved_model import write_metadata
 from partita.tokenizers.vocabulary_file import copy_vocabulary
 from partita_schema.errors import ModelError
-from partita_trainers.file_sums import summed
+from partita_trainers.checkpoints.file_sums import summed
 
 COPIED = "the model has no adapter and no quantization: the export is a copy in the chosen dtype"
 

@@ -12,8 +12,8 @@ from partita.tokenizers.saved_adapters import RecordedBase
 from partita_schema.common.checksums import sealed, unsealed
 from partita_schema.common.files import write_atomically
 from partita_schema.yaml.relative_paths import FILES, FOLDERS
-from partita_trainers.file_sums import FILE as SUMS
-from partita_trainers.file_sums import read_sums, write_sums
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import read_sums, write_sums
 
 IN_CACHE = re.compile(r"/models--([^/]+?)(?:--([^/]+))?/snapshots/[^/]+/?$")
 """Matches the folder of a model in the cache of the Hub."""

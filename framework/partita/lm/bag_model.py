@@ -39,7 +39,7 @@ from partita_schema.errors import ModelError, ResumeError
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import Purpose, Timing
-from partita_trainers.file_sums import summed
+from partita_trainers.checkpoints.file_sums import summed
 from partita_trainers.hogwild.bags import Bags
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from partita.distributed.init import local_device_index
 from partita.lm.products.fast_linear import keep_few_kernels
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import ModelParameters
-from partita_trainers.torch_internals import allocator_settings, set_allocator_settings
+from partita_trainers.libraries.torch_internals import allocator_settings, set_allocator_settings
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from partita_schema.sections.quantization import BitsandbytesQuantization
-from partita_trainers.bitsandbytes_import import import_bitsandbytes
+from partita_trainers.libraries.bitsandbytes_import import import_bitsandbytes
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig

@@ -23,11 +23,11 @@ from partita.runs.start_of_training import ORIGIN, num_kept_rounds, round_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, PartitaError
 from partita_trainers.base import Batch
-from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import ObjectiveContext
-from partita_trainers.prepare_references import compute_step
+from partita_trainers.objectives.prepare_references import compute_step
+from partita_trainers.objectives.references import References, RelativeObjective
 from partita_trainers.process_group import ProcessGroup, synchronized_errors
-from partita_trainers.references import References, RelativeObjective
+from partita_trainers.steps.micro_batches import MicroBatchSplitter
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from partita_schema.errors import OutOfMemory
 from partita_schema.sections.data import Data
 from partita_trainers.base import Batch, Metrics
 from partita_trainers.batch_size.device_errors import attempt
-from partita_trainers.micro_batches import select_sequences
 from partita_trainers.objective import (
     CROSS_ENTROPY,
     LossSums,
@@ -30,6 +29,7 @@ from partita_trainers.objective import (
     metric_values,
 )
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
+from partita_trainers.steps.micro_batches import select_sequences
 
 MAX_EXPONENT = 700.0
 """A loss above it is reported with the perplexity of this one, near the largest float."""

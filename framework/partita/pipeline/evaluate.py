@@ -29,8 +29,8 @@ from partita_schema.rows import row_schema
 from partita_schema.sections.data import Data
 from partita_trainers.base import Metrics
 from partita_trainers.objective import CROSS_ENTROPY, Objective
+from partita_trainers.objectives.references import RelativeObjective
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup, synchronized_errors
-from partita_trainers.references import RelativeObjective
 
 logger = logging.getLogger(__name__)
 

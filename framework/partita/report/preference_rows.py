@@ -97,7 +97,7 @@ def preference_estimates(evaluation: Evaluation, blocks: Blocks) -> Estimates:
 
 
 def labelled_estimates(labelled: LabelledRows, blocks: Blocks) -> Estimates:
-    """Return the means over good answers (`chosen`) and over bad ones (`rejected`); see `partita_trainers.kto`."""
+    """Return the means over good answers (`chosen`) and over bad ones (`rejected`); see `objectives.kto`."""
     estimates: Estimates = {}
     for good, kind in ((True, "chosen"), (False, "rejected")):
         is_kind_N = (labelled.is_good_N == good).astype(np.float64)

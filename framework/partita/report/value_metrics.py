@@ -86,7 +86,7 @@ def rankings_of(column: OutputColumn) -> list[list[Document]]:
 
 
 def embedding_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
-    """Return the metrics of the ranks of positives, over rows; see `partita_trainers.contrastive`."""
+    """Return the metrics of the ranks of positives, over rows; see `partita_trainers.objectives.contrastive`."""
     ranks = [of_row["rank"] for of_row in column.of_rows if of_row is not None]
     if len(ranks) < blocks.rows:
         return {}

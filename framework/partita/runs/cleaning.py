@@ -18,7 +18,7 @@ from partita.runs.locks import LOCK, lock, try_lock_twice
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.common.checksums import DamagedError
 from partita_schema.errors import PartitaError, ResumeError
-from partita_trainers.file_sums import check_sums
+from partita_trainers.checkpoints.file_sums import check_sums
 
 DAY = 24 * 60 * 60
 CHECKPOINTS = ("step-*", ".step-*", "damaged-step-*")

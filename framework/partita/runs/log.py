@@ -10,7 +10,11 @@ from partita.distributed.world import LAUNCHED
 from partita.runs.json_log import JsonHandler, is_json
 from partita.runs.waiting import WAITS, show_waits
 
-OF_ONE_DEVICE = ("partita_trainers.micro_batches", "partita.generation.scheduler", "partita.generation.oom_backoff")
+OF_ONE_DEVICE = (
+    "partita_trainers.steps.micro_batches",
+    "partita.generation.scheduler",
+    "partita.generation.oom_backoff",
+)
 """Loggers whose warnings concern one process; all other warnings are the same on every rank."""
 WARNING_LIBRARIES = (
     *("accelerate", "bitsandbytes", "datasets", "huggingface_hub", "matplotlib", "peft", "pyarrow", "ray"),

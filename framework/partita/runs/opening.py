@@ -27,7 +27,7 @@ from partita_schema.config import Config
 from partita_schema.errors import JobError, LostRankError, OtherRankError, PartitaError, ResumeError
 from partita_schema.records import FORMAT_VERSION
 from partita_schema.yaml.variables import escaped
-from partita_trainers.file_sums import check_sums
+from partita_trainers.checkpoints.file_sums import check_sums
 from partita_trainers.interrupt import delayed_signals
 from partita_trainers.process_group import ProcessGroup
 

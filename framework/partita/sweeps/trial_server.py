@@ -121,7 +121,7 @@ def load(libraries: Sequence[str]) -> None:
 
 def load_adapter_libraries() -> None:
     """Import what trials with an adapter need."""
-    from partita_trainers.bitsandbytes_import import import_bitsandbytes
+    from partita_trainers.libraries.bitsandbytes_import import import_bitsandbytes
 
     import_bitsandbytes()
     load(["peft"])

@@ -11,8 +11,8 @@ from partita_schema.common.checksums import DamagedError
 from partita_schema.common.hashing import json_digest
 from partita_schema.common.text import nearest
 from partita_schema.errors import ModelError, PartitaError
-from partita_trainers.file_sums import FILE as SUMS
-from partita_trainers.file_sums import check_sums, file_sum
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import check_sums, file_sum
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ from partita_schema.common.files import replacing_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import ENCODERS, WITH_OWN_TOKENIZER, NewModel, ScratchModel
-from partita_trainers.file_sums import write_sums
+from partita_trainers.checkpoints.file_sums import write_sums
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend

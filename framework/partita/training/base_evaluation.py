@@ -16,8 +16,8 @@ from partita_schema.rules.training import NEW_VIRTUAL_TOKENS, NOTHING_LEARNED, R
 from partita_schema.sections.model import ScratchModel
 from partita_schema.sections.trainer import FinetuneTrainer, final_splits
 from partita_trainers.base import LanguageModel
-from partita_trainers.checkpoint import random_state, restore_random_state
-from partita_trainers.preserved_state import snapshot
+from partita_trainers.checkpoints.checkpoint import random_state, restore_random_state
+from partita_trainers.checkpoints.preserved_state import snapshot
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import pytest
 
 from partita import ConfigError, DataError, Model
 from partita.backends.reward_models import load_answer_scorer
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ...json_lines import write_json_lines
 

@@ -14,7 +14,7 @@ from partita.runs.listing import read_summary
 from partita.runs.locks import lock
 from partita.runs.opening import open_run
 from partita_schema.load import LoadedConfig, load_config
-from partita_trainers.file_sums import summed
+from partita_trainers.checkpoints.file_sums import summed
 
 from ..conftest import Command
 

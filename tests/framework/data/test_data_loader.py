@@ -20,7 +20,7 @@ from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import ConfigError, DataError, ModelError, PartitaError, ResumeError
 from partita_trainers import Batch
 from partita_trainers.process_group import SINGLE_PROCESS
-from partita_trainers.step_stats import batch_digest
+from partita_trainers.steps.step_stats import batch_digest
 
 from ...json_lines import read_json_lines, write_json_lines
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from partita import ModelError
-from partita_trainers.file_sums import FILE
+from partita_trainers.checkpoints.file_sums import FILE
 
 from .conftest import build_config, load
 

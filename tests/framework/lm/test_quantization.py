@@ -14,7 +14,7 @@ from partita.lm.base import GenerationOptions
 from partita.lm.precision import plain_weight, quantized_layers
 from partita_schema.errors import ModelError
 from partita_schema.sections.quantization import BitsandbytesQuantization
-from partita_trainers.bitsandbytes_import import import_bitsandbytes
+from partita_trainers.libraries.bitsandbytes_import import import_bitsandbytes
 
 from ...properties import ends
 

@@ -19,7 +19,7 @@ from partita.lm.reward_model import RewardModel
 from partita_schema.sections.model import ENCODER_DECODERS, ENCODERS, Architecture
 from partita_trainers.base import Batch
 from partita_trainers.objective import ObjectiveContext
-from partita_trainers.reward import RewardObjective
+from partita_trainers.objectives.reward import RewardObjective
 
 from ...head_models import LoadedHead, tiny_model, write_plain
 

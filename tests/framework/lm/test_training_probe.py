@@ -13,9 +13,9 @@ from partita.lm.base import GenerationOptions
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import GlobalBatch, ProbeContext, TrainerContext
 from partita_trainers.batch_size.probe import Volume
-from partita_trainers.checkpoint import random_state
+from partita_trainers.checkpoints.checkpoint import random_state
 from partita_trainers.finetune import Finetune
-from partita_trainers.micro_batches import split_batch
+from partita_trainers.steps.micro_batches import split_batch
 
 from ...properties import ends
 

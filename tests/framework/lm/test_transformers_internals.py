@@ -24,8 +24,8 @@ from partita.lm.transformers_internals import (
     set_attention,
     updated_inputs,
 )
-from partita_trainers.accelerate_internals import layer_class_names
 from partita_trainers.base import Batch
+from partita_trainers.libraries.accelerate_internals import layer_class_names
 
 CONFIG = transformers.LlamaConfig(
     hidden_size=16,
@@ -109,7 +109,7 @@ def test_a_decoding_loop_computes_what_generate_does() -> None:
 
 
 def test_the_layers_of_models_are_found() -> None:
-    with reported_as_change("layer_class_names", file="trainers/partita_trainers/accelerate_internals.py"):
+    with reported_as_change("layer_class_names", file="trainers/partita_trainers/libraries/accelerate_internals.py"):
         assert layer_class_names(transformers.LlamaForCausalLM(CONFIG)) == {"LlamaDecoderLayer"}
 
 

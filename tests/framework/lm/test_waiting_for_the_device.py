@@ -12,12 +12,12 @@ from partita.lm.batch_generation.branches import probe_rows
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.device_copies import Prefetch, fetch_scalars, to_device
 from partita_trainers.engine import TrainEngine
-from partita_trainers.kto import KtoObjective
-from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, prepare
-from partita_trainers.preference import PairObjective
-from partita_trainers.reward import RewardObjective
-from partita_trainers.step import take_step
+from partita_trainers.objectives.kto import KtoObjective
+from partita_trainers.objectives.preference import PairObjective
+from partita_trainers.objectives.reward import RewardObjective
+from partita_trainers.steps.micro_batches import MicroBatchSplitter
+from partita_trainers.steps.step import take_step
 
 from ...classifiers import LABELS, OUTPUTS, make_rows, settings, write_classifier
 from ...device_watch import DEVICE, DeviceWatch

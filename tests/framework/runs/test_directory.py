@@ -22,7 +22,7 @@ from partita_schema.errors import ConfigError, DataError, LostRankError, Partita
 from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.backend import TorchrunBackendConfig
 from partita_schema.sections.simulation import EnvironmentWorldConfig, Simulation, Tasks
-from partita_trainers.file_sums import summed
+from partita_trainers.checkpoints.file_sums import summed
 
 from ...json_lines import read_json_lines
 

@@ -8,7 +8,7 @@ import yaml
 
 from partita import Model
 from partita.tokenizers.load import read_tokenizer
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 WORDS = ("red", "blue", "green", "white", "one", "two", "three", "what", "colour", "is", "it", "be", "short")
 TEMPLATE = (

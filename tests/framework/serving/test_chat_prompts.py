@@ -11,7 +11,7 @@ from partita.serving.chat_prompts import ChatPrompts
 from partita.tokenizers.load import read_tokenizer
 from partita_schema.errors import RowError
 from partita_schema.rows import row_schema
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ...json_lines import write_json_lines
 from .chat_model import TEMPLATE, chat_config

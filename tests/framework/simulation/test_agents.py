@@ -14,7 +14,7 @@ from partita.data.episode import Episode, from_line
 from partita.simulation import run as simulation_run
 from partita.simulation.turns import TurnEncoder
 from partita_schema.common.checksums import KEY as CHECKSUM
-from partita_trainers.file_sums import FILE
+from partita_trainers.checkpoints.file_sums import FILE
 
 from ...json_lines import read_json_lines
 from ...properties import ends

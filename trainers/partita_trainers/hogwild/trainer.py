@@ -20,7 +20,7 @@ from partita_schema.errors import ConfigError, DataError, Problem, ResumeError
 from partita_schema.sections.trainer import HogwildTrainer, final_splits
 from partita_trainers.base import Batches, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
 from partita_trainers.callbacks import Callbacks
-from partita_trainers.checkpoint import (
+from partita_trainers.checkpoints.checkpoint import (
     checkpoint_name,
     load_state,
     newest_intact,

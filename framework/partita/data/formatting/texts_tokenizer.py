@@ -13,7 +13,7 @@ from partita_schema.config import Config
 from partita_schema.errors import RowError
 from partita_schema.json_values import NOT_UNICODE
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
-from partita_trainers.text_identity import identity_of
+from partita_trainers.objectives.text_identity import identity_of
 
 if TYPE_CHECKING:
     from tokenizers import Encoding

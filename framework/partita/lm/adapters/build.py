@@ -26,7 +26,7 @@ from partita_schema.errors import ModelError
 from partita_schema.rules.encoder_decoders import VIRTUAL_TOKENS
 from partita_schema.sections import adapter as schema
 from partita_trainers.base import Batch
-from partita_trainers.bitsandbytes_import import import_bitsandbytes
+from partita_trainers.libraries.bitsandbytes_import import import_bitsandbytes
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel

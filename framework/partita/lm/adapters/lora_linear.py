@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from partita.lm.products.fast_linear import FastLinear, input_gradient, linear
 from partita.lm.products.product import Product
-from partita_trainers.torch_internals import has_hooks
+from partita_trainers.libraries.torch_internals import has_hooks
 
 
 class LoraLinear(torch.autograd.Function):

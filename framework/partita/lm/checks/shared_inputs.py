@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from partita.lm.checks.logit_check import REFUSALS
-from partita_trainers.torch_internals import version
+from partita_trainers.libraries.torch_internals import version
 
 logger = logging.getLogger(__name__)
 

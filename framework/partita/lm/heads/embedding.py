@@ -15,8 +15,8 @@ from partita.lm.base import Generated
 from partita.lm.heads.base import Head, check_numbers
 from partita.lm.model_config.kinds import describes_encoder
 from partita_trainers.base import Batch
-from partita_trainers.contrastive import text_ends
 from partita_trainers.device_copies import to_device
+from partita_trainers.objectives.contrastive import text_ends
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -30,7 +30,7 @@ MODULES = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"
 
 @dataclass(frozen=True)
 class EmbeddingHead(Head):
-    """Pools the last hidden states; trained with `partita_trainers.contrastive`."""
+    """Pools the last hidden states; trained with `partita_trainers.objectives.contrastive`."""
 
     pooling: Pooling = "auto"
     """How the hidden states become a vector; `auto` is known when the model is loaded."""
@@ -46,7 +46,7 @@ class EmbeddingHead(Head):
 
     @property
     def target_size(self) -> int:
-        """Number of targets of a text: its identity (`partita_trainers.text_identity`)."""
+        """Number of targets of a text: its identity (`partita_trainers.objectives.text_identity`)."""
         return 2
 
     def loaded_with(self, described: "PretrainedConfig") -> Self:

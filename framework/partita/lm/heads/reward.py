@@ -11,7 +11,7 @@ from partita_trainers.base import Batch
 
 
 class RewardHead(RegressionHead):
-    """A score of an answer; trained with `partita_trainers.reward`."""
+    """A score of an answer; trained with `partita_trainers.objectives.reward`."""
 
     scores_answers: ClassVar = True
 

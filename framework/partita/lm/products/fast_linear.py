@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 from partita.lm.products.product import ONEDNN, TORCH, Implementation, Product
 from partita.lm.products.speed import faster_for_training, fastest_for_decoding
 from partita.lm.products.weight_copy import CopyingLinear
-from partita_trainers.torch_internals import onednn_has_bfloat16
+from partita_trainers.libraries.torch_internals import onednn_has_bfloat16
 
 DIGITS = 4
 """Significant bits of the row counts that kernels of small models are prepared for."""

@@ -22,7 +22,7 @@ from torch import nn
 
 from partita.lm.products.fast_linear import round_up
 from partita.lm.products.speed import shortest_seconds
-from partita_trainers.torch_internals import (
+from partita_trainers.libraries.torch_internals import (
     OneDnnInt8Weight,
     fbgemm_int8_linear,
     has_amx,

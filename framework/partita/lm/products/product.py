@@ -9,7 +9,7 @@ from enum import StrEnum
 import torch
 from torch import nn
 
-from partita_trainers.torch_internals import onednn_linear, pack_for_onednn
+from partita_trainers.libraries.torch_internals import onednn_linear, pack_for_onednn
 
 LAYOUT_ROWS = 64
 """Number of rows for whose products weights are packed. From four rows on, the layout is as good for other numbers."""

@@ -21,7 +21,7 @@ from torch import nn
 from partita.lm.products.measurement_cache import cache_path, cached_measurement, cpu_description
 from partita.lm.products.product import LAYOUT_ROWS, ONEDNN, TORCH, Implementation, Multiply, Product
 from partita_trainers.batch_size.clock import now
-from partita_trainers.torch_internals import has_onednn_linear, onednn_has_bfloat16
+from partita_trainers.libraries.torch_internals import has_onednn_linear, onednn_has_bfloat16
 
 logger = logging.getLogger(__name__)
 

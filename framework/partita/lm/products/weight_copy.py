@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from partita.lm.products.product import Implementation
-from partita_trainers.torch_internals import version
+from partita_trainers.libraries.torch_internals import version
 
 
 class WeightCopy:

@@ -21,7 +21,7 @@ from partita_schema.errors import ModelError
 from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.model import ScratchModel
 from partita_schema.sections.quantization import DynamicInt8Quantization
-from partita_trainers.file_sums import summed
+from partita_trainers.checkpoints.file_sums import summed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

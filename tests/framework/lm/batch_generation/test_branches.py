@@ -13,8 +13,8 @@ from partita.lm.batch_generation.branches import branch_inputs, ends_of_sight, p
 from partita.lm.losses.loss import predecessors
 from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch
-from partita_trainers.file_sums import FILE as SUMS
-from partita_trainers.micro_batches import split_batch
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
+from partita_trainers.steps.micro_batches import split_batch
 
 from ..conftest import gradients
 

@@ -13,7 +13,7 @@ from partita.lm.training.neftune import row_lengths
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ..conftest import gradients
 

@@ -22,7 +22,7 @@ from partita.lm.decoding.generation_defaults import (
 )
 from partita_schema.errors import ModelError
 from partita_schema.sections.prompt import Generation
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 SIZES = ((3, 20), (17, 12), (9, 6), (1, 7))
 COMMON = 65

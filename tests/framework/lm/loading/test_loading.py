@@ -15,7 +15,7 @@ from partita.lm.loading import number_formats
 from partita.tokenizers.hub import explain
 from partita_schema.errors import ModelError
 from partita_schema.sections.model import Architecture, ModelParameters
-from partita_trainers.torch_internals import allocator_settings, set_allocator_settings
+from partita_trainers.libraries.torch_internals import allocator_settings, set_allocator_settings
 
 GREEDY = GenerationOptions({"do_sample": False, "num_beams": 1})
 

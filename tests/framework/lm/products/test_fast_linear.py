@@ -39,7 +39,7 @@ from partita.lm.products.fast_linear import (
 )
 from partita.lm.products.product import Implementation
 from partita.lm.slots.slots import Slots, SlotSupport
-from partita_trainers import torch_internals
+from partita_trainers.libraries import torch_internals
 
 from ....properties import ends, first, in_long_tests
 

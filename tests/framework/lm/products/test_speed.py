@@ -21,7 +21,7 @@ from partita.lm.products.speed import (
     largest_shapes,
 )
 from partita_schema.common.checksums import sealed, unsealed
-from partita_trainers import torch_internals
+from partita_trainers.libraries import torch_internals
 
 
 @pytest.fixture(autouse=True)

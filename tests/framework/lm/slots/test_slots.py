@@ -30,7 +30,7 @@ from partita.lm.slots.kv_cache import CacheLayout, SlotKVCache
 from partita.lm.slots.slots import Slots, SlotSupport
 from partita_schema.errors import OutOfMemory
 from partita_schema.sections.model import Architecture
-from partita_trainers.file_sums import FILE as SUMS
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ....properties import ends, examples
 from ..foreign_models import CONTEXT, EXPERTS, FOREIGN, LOCAL, SHAPE, WINDOW, WINDOWED

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from partita_trainers import torch_internals
-from partita_trainers.torch_internals import FSDP_MARKS, HOOKS
+from partita_trainers.libraries import torch_internals
+from partita_trainers.libraries.torch_internals import FSDP_MARKS, HOOKS
 
 
 @contextmanager
@@ -24,8 +24,8 @@ def reported_as_change(what: str) -> Iterator[None]:
         yield
     except (AttributeError, ImportError, AssertionError, TypeError, KeyError) as error:
         pytest.fail(
-            f"torch {torch.__version__} changed what {what} of trainers/partita_trainers/torch_internals.py relies on "
-            f"({type(error).__name__}: {error}): change that function",
+            f"torch {torch.__version__} changed what {what} of trainers/partita_trainers/libraries/torch_internals.py "
+            f"relies on ({type(error).__name__}: {error}): change that function",
             pytrace=False,
         )
 
@@ -57,7 +57,7 @@ def test_hooks_of_a_module_are_detected() -> None:
 def test_the_allocator_of_gpus_reads_the_environment_once_and_then_takes_other_settings() -> None:
     code = """
 import os
-from partita_trainers.torch_internals import allocator_settings, set_allocator_settings
+from partita_trainers.libraries.torch_internals import allocator_settings, set_allocator_settings
 print(allocator_settings())
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 print(allocator_settings())

@@ -14,13 +14,13 @@ from partita_schema.config import Config
 from partita_schema.load import load_config
 from partita_trainers.base import Batch
 from partita_trainers.objective import ObjectiveContext, RowObjective, metric_values
+from partita_trainers.objectives.reward import Reward, RewardObjective, reward_loss
 from partita_trainers.registry import build_trainer, default_objective
-from partita_trainers.reward import Reward, RewardObjective, reward_loss
 
-from .conftest import Killed, comparable
-from .pairs import PairBatches, PairModel, pair_batch, pair_row
+from ..conftest import Killed, comparable
+from ..pairs import PairBatches, PairModel, pair_batch, pair_row
+from ..steps.test_step import limit_memory
 from .test_preference import STEPS, Stream, Work, assert_same_run
-from .test_step import limit_memory
 
 CHOSEN = [1.5, -0.25, 0.5, 2.0]
 REJECTED = [0.5, 0.75, -1.0, 2.0]

@@ -19,10 +19,8 @@ from partita_schema.sections.trainer import final_splits
 from partita_trainers.base import Batch, IndexedBatches
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.learning_rate_search import STEPS
-from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import ObjectiveContext
-from partita_trainers.process_group import synchronized_errors
-from partita_trainers.references import (
+from partita_trainers.objectives.references import (
     FILE,
     KnownReferences,
     ReferenceModel,
@@ -30,7 +28,9 @@ from partita_trainers.references import (
     read_references,
     write_references,
 )
-from partita_trainers.step import open_steps
+from partita_trainers.process_group import synchronized_errors
+from partita_trainers.steps.micro_batches import MicroBatchSplitter
+from partita_trainers.steps.step import open_steps
 from partita_trainers.training_probe import Begin, TakeStep, TrainingProbe
 
 if TYPE_CHECKING:

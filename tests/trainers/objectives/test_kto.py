@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-import partita_trainers.kto
+import partita_trainers.objectives.kto
 from partita.distributed.thread_group import ThreadGroup
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, TrainingError
 from partita_trainers.base import Batch
-from partita_trainers.kto import KtoObjective, kto
 from partita_trainers.objective import ObjectiveContext, metric_values, prepare
+from partita_trainers.objectives.kto import KtoObjective, kto
 
-from .conftest import Killed, comparable
-from .pairs import PairBatches, PairModel, pair_row
+from ..conftest import Killed, comparable
+from ..pairs import PairBatches, PairModel, pair_row
+from ..steps.test_step import limit_memory
 from .test_preference import Stream, Work, assert_same_run, probed
-from .test_step import limit_memory
 
 RATIOS = [0.5, -1.5, 1.75, 0.25, 0.125]
 GOOD = [True, False, True, True, False]
@@ -246,7 +246,7 @@ def test_a_stream_of_answers_with_one_label_ends_training(
             self.batches.batch = lambda chosen: labelled_batch([3 * index + first for index in chosen.tolist()])  # type: ignore[method-assign]
 
     assert {is_good(3 * index + first) for index in range(24)} == {only == "good"}
-    monkeypatch.setattr(partita_trainers.kto, "ANSWERS_OF_ONE_LABEL", 20)
+    monkeypatch.setattr(partita_trainers.objectives.kto, "ANSWERS_OF_ONE_LABEL", 20)
     work = KtoWork(tmp_path / "run", batches=OneLabel(), skip_all_evaluation=True)
     with pytest.raises(DataError) as caught:
         work.train()

@@ -23,7 +23,11 @@ from partita_schema.errors import DivergenceError, OtherRankError, TrainingError
 from partita_trainers.base import Batches, GlobalBatch
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.engine import TrainEngine
-from partita_trainers.gradients import (
+from partita_trainers.objective import LossSums, exchange
+from partita_trainers.optimizers import set_learning_rate
+from partita_trainers.process_group import ProcessGroup
+from partita_trainers.sharding import communication_errors
+from partita_trainers.steps.gradients import (
     MicroBatchLosses,
     accumulate,
     captured,
@@ -31,12 +35,8 @@ from partita_trainers.gradients import (
     prepare_objective,
     read_losses,
 )
-from partita_trainers.micro_batches import MicroBatchSplitter
-from partita_trainers.objective import LossSums, exchange
-from partita_trainers.optimizers import set_learning_rate
-from partita_trainers.process_group import ProcessGroup
-from partita_trainers.sharding import communication_errors
-from partita_trainers.step_stats import StepRequests, StepResult, StepStats
+from partita_trainers.steps.micro_batches import MicroBatchSplitter
+from partita_trainers.steps.step_stats import StepRequests, StepResult, StepStats
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from partita_schema.common.text import counted
 from partita_schema.errors import DivergenceError, OutOfStepError, TrainingError
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.batch_size.device_errors import attempt
+from partita_trainers.checkpoints.preserved_state import clear_gradients
 from partita_trainers.device_copies import fetch_scalars
 from partita_trainers.engine import IDLE, MicroBatchLoss, TrainEngine
-from partita_trainers.micro_batches import MicroBatchSplitter
 from partita_trainers.objective import LossSums, WeightedMean
-from partita_trainers.preserved_state import clear_gradients
 from partita_trainers.sharding import communication_errors
-from partita_trainers.step_stats import StepStats
+from partita_trainers.steps.micro_batches import MicroBatchSplitter
+from partita_trainers.steps.step_stats import StepStats
 
 T = TypeVar("T")
 

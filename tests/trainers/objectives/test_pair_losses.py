@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from partita_schema.sections.objectives import DPO_VARIANTS, DpoLoss, OrpoLoss, SimpoLoss
-from partita_trainers.pair_losses import VARIANTS, Pairs, log1mexp, pair_function
+from partita_trainers.objectives.pair_losses import VARIANTS, Pairs, log1mexp, pair_function
 
 SUMS = {
     "chosen_P": [-4.0, -7.5, -3.25, -9.0],

@@ -28,7 +28,7 @@ from partita_schema.common.checksums import DamagedError
 from partita_schema.common.files import sync_folder
 from partita_schema.common.json_text import parse_json
 from partita_schema.errors import ResumeError
-from partita_trainers.file_sums import check_sums, write_sums
+from partita_trainers.checkpoints.file_sums import check_sums, write_sums
 from partita_trainers.sharding import sharded_state
 
 logger = logging.getLogger(__name__)

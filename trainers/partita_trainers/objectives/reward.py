@@ -19,7 +19,7 @@ from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.device_copies import to_device
 from partita_trainers.finetune import Finetune
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
-from partita_trainers.references import rows_with_loss
+from partita_trainers.objectives.references import rows_with_loss
 
 
 class ScoringModel(LanguageModel, Protocol):

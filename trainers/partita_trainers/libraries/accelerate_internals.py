@@ -1,7 +1,7 @@
 """What partita uses of accelerate that is not public.
 
-Checked with accelerate 1.15. If an attribute disappears, tests/trainers/test_accelerate_internals.py says what to
-change.
+Checked with accelerate 1.15. If an attribute disappears, tests/trainers/libraries/test_accelerate_internals.py says
+what to change.
 """
 
 from torch import nn

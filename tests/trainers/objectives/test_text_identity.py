@@ -3,7 +3,7 @@
 import torch
 
 from partita_schema.common.hashing import hash_to_int
-from partita_trainers.text_identity import identity_of, numbers_of
+from partita_trainers.objectives.text_identity import identity_of, numbers_of
 
 
 def test_the_numbers_of_texts_survive_float32() -> None:

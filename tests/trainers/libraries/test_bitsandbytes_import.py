@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from partita_trainers.bitsandbytes_import import compiling_at_first_call
+from partita_trainers.libraries.bitsandbytes_import import compiling_at_first_call
 
 IMPORT = """
 import sys
-from partita_trainers.bitsandbytes_import import import_bitsandbytes
+from partita_trainers.libraries.bitsandbytes_import import import_bitsandbytes
 import torch
 before = torch.compile
 import_bitsandbytes()

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 
 from partita_trainers.base import Batch, LanguageModel
-from partita_trainers.contrast import Contrast, Embeddings, contrast
 from partita_trainers.device_copies import to_device
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
-from partita_trainers.text_identity import numbers_of
+from partita_trainers.objectives.contrast import Contrast, Embeddings, contrast
+from partita_trainers.objectives.text_identity import numbers_of
 
 DEPTHS = (1, 5, 10)
 """Ranks that recall is reported for."""

@@ -1,6 +1,7 @@
 """What partita uses of torch that is not public, one function for each purpose.
 
-Checked with torch 2.13. If an attribute disappears, tests/trainers/test_torch_internals.py says what to change.
+Checked with torch 2.13. If an attribute disappears, tests/trainers/libraries/test_torch_internals.py says what to
+change.
 """
 
 import warnings

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from partita_schema.common.checksums import DamagedError, sealed
-from partita_trainers import file_sums
-from partita_trainers.file_sums import FILE, check_sums, file_sum, read_sums, summed
+from partita_trainers.checkpoints import file_sums
+from partita_trainers.checkpoints.file_sums import FILE, check_sums, file_sum, read_sums, summed
 
 
 def test_existing_files_are_not_part_of_the_model(tmp_path: Path) -> None:

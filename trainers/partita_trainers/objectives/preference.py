@@ -17,9 +17,9 @@ from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.device_copies import to_device
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
-from partita_trainers.pair_losses import Pairs, pair_function
-from partita_trainers.prepare_references import is_in_step, prepare_references, with_copy
-from partita_trainers.references import (
+from partita_trainers.objectives.pair_losses import Pairs, pair_function
+from partita_trainers.objectives.prepare_references import is_in_step, prepare_references, with_copy
+from partita_trainers.objectives.references import (
     References,
     answer_sums,
     rows_with_loss,

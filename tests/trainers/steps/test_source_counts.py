@@ -9,9 +9,9 @@ import torch
 
 from partita_schema.config import Config
 from partita_trainers.base import Batch, GlobalBatch
-from partita_trainers.source_counts import SourceCounts
+from partita_trainers.steps.source_counts import SourceCounts
 
-from .conftest import Killed, run
+from ..conftest import Killed, run
 
 
 def batch(keys: list[str], lengths: list[int]) -> Batch:

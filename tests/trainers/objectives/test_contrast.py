@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from partita_trainers import contrast as module
-from partita_trainers.contrast import Embeddings, contrast
+from partita_trainers.objectives import contrast as module
+from partita_trainers.objectives.contrast import Embeddings, contrast
 
 ANCHORS, CANDIDATES, SIZE = 7, 11, 5
 

@@ -5,9 +5,9 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from partita_trainers.accelerate_internals import PREPARED, layer_class_names, reset_precision
+from partita_trainers.libraries.accelerate_internals import PREPARED, layer_class_names, reset_precision
 
-FILE = "change trainers/partita_trainers/accelerate_internals.py"
+FILE = "change trainers/partita_trainers/libraries/accelerate_internals.py"
 CHANGED = f"accelerate {accelerate.__version__} changed"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita_schema.errors import DivergenceError
-from partita_trainers.checkpoint import list_checkpoints
+from partita_trainers.checkpoints.checkpoint import list_checkpoints
 
 if TYPE_CHECKING:
     from partita_trainers.engine import TrainEngine

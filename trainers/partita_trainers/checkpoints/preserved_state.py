@@ -9,7 +9,7 @@ import torch
 
 from partita_schema.errors import WriteError
 from partita_trainers.base import LanguageModel
-from partita_trainers.checkpoint import random_state, restore_random_state
+from partita_trainers.checkpoints.checkpoint import random_state, restore_random_state
 
 PLAIN = (bool, int, float, str, type(None))
 

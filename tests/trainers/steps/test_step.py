@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch
-from partita_trainers.checkpoint import checkpoint_name, list_checkpoints
-from partita_trainers.micro_batches import MicroBatchSplitter, split_batch
-from partita_trainers.step_stats import batch_digest
+from partita_trainers.checkpoints.checkpoint import checkpoint_name, list_checkpoints
+from partita_trainers.steps.micro_batches import MicroBatchSplitter, split_batch
+from partita_trainers.steps.step_stats import batch_digest
 
-from ..properties import first
-from .conftest import Killed, comparable, run
+from ...properties import first
+from ..conftest import Killed, comparable, run
 
 
 def limit_memory(work: Any, places: int) -> list[tuple[int, int]]:

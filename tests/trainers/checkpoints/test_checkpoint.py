@@ -17,7 +17,7 @@ import torch
 
 from partita_schema.common.checksums import DamagedError
 from partita_schema.errors import ResumeError
-from partita_trainers.checkpoint import (
+from partita_trainers.checkpoints.checkpoint import (
     clear_unfinished,
     list_checkpoints,
     load_state,
@@ -29,7 +29,7 @@ from partita_trainers.checkpoint import (
     save_state,
     write_checkpoint,
 )
-from partita_trainers.file_sums import check_sums
+from partita_trainers.checkpoints.file_sums import check_sums
 
 
 def write(folder: Path, step: int, optimizers: list[torch.optim.Optimizer] | None = None, **options: Any) -> Path:
@@ -191,7 +191,8 @@ WRITER = """
 import sys
 from pathlib import Path
 import torch
-from partita_trainers.checkpoint import write_checkpoint, remove_checkpoints, clear_unfinished, list_checkpoints
+from partita_trainers.checkpoints.checkpoint import clear_unfinished, list_checkpoints, remove_checkpoints
+from partita_trainers.checkpoints.checkpoint import write_checkpoint
 folder = Path(sys.argv[1])
 clear_unfinished(folder)
 step = max(list_checkpoints(folder), default=0)

@@ -22,15 +22,15 @@ from partita_trainers.base import Batch, IndexedBatches, ProbeContext
 from partita_trainers.device_copies import to_device
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
-from partita_trainers.prepare_references import prepare_references, with_copy
-from partita_trainers.references import (
+from partita_trainers.objectives.prepare_references import prepare_references, with_copy
+from partita_trainers.objectives.references import (
     ReferenceModel,
     References,
     answer_sums,
     row_columns,
     rows_with_loss,
 )
-from partita_trainers.step import open_steps
+from partita_trainers.steps.step import open_steps
 from partita_trainers.training_probe import TrainingProbe
 
 logger = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from partita_schema.sections.objectives import DpoLoss
 from partita_trainers.base import ProbeContext, TrainerContext
 from partita_trainers.batch_size.probe import Volume
 from partita_trainers.objective import ObjectiveContext, metric_values
-from partita_trainers.preference import PairObjective, Preference
+from partita_trainers.objectives.preference import PairObjective, Preference
 from partita_trainers.registry import build_trainer
 
-from .conftest import VOCABULARY, Killed, Recorder, comparable
-from .pairs import PairBatches, PairModel, pair_batch, pair_config, pair_row
-from .test_step import limit_memory
+from ..conftest import VOCABULARY, Killed, Recorder, comparable
+from ..pairs import PairBatches, PairModel, pair_batch, pair_config, pair_row
+from ..steps.test_step import limit_memory
 
 STEPS = {"optimizer": {"type": "sgd"}, "learning_rate": 0.5, "gradient_clipping": {}, "max_steps": 4, "epochs": 2}
 LOSSES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,1 @@
+"""Checkpoints: atomic writing, checksums, and state that is restored bit for bit."""

@@ -1,0 +1,1 @@
+"""Objectives on answers that are compared, and the trainers that use them: preferences, rewards, embeddings."""

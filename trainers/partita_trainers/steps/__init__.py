@@ -1,0 +1,1 @@
+"""One optimizer step: its micro-batches, its gradients, and its record."""
