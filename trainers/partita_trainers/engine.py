@@ -317,7 +317,9 @@ def build_accelerator(config: FinetuneTrainer, device: torch.device) -> Accelera
     """Build the Accelerator for a device and precision. Raises ConfigError if the device does not support it."""
     precision = config.mixed_precision
     if precision == "auto":
-        precision = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "no"
+        precision = (
+            "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+        )
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError([Problem("trainer.mixed_precision", "fp16 needs a GPU; on a CPU write bf16 or no")])
     reset_precision()

@@ -39,8 +39,8 @@ def seeded(seed: int, *, device: torch.device) -> Iterator[None]:
 def find_device(parameters: ModelParameters) -> torch.device:
     """Return the configured device; auto is the first accelerator that torch finds.
 
-    On CUDA the allocator is set to expandable segments, unless it has other settings. On a CPU the oneDNN kernel cache
-    is limited.
+    A CUDA device becomes the current one of torch, whose allocator is set to expandable segments unless it has other
+    settings, and whose attention is not computed by cuDNN. On a CPU the oneDNN kernel cache is limited.
 
     Raises:
         ModelError: The device does not exist.
@@ -48,6 +48,10 @@ def find_device(parameters: ModelParameters) -> torch.device:
     device = asked_device(parameters)
     if device.type == "cuda":
         grow_segments()
+        torch.cuda.set_device(device)
+        # On recent GPUs torch prefers cuDNN, which plans each new shape. Here batches differ in rows and width, and the
+        # width grows in each decode step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     elif device.type == "cpu":
         keep_few_kernels()
     return device

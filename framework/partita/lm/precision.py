@@ -49,6 +49,8 @@ def convert(value: Any, dtype: torch.dtype) -> Any:
     return tuple(convert(part, dtype) for part in value) if isinstance(value, tuple) else value
 
 
+INT8_WEIGHT = "Int8Params"
+"""Name of the class of 8-bit weights in bitsandbytes."""
 PACKED_ROWS = 32
 """Number of outputs the packed CPU kernel processes at a time; it fails an assertion for a remainder."""
 
@@ -84,7 +86,11 @@ def compute_dtype(quantization: BitsandbytesQuantization, *, device: torch.devic
         return dtype
     if device.type == "cpu":
         return torch.float32
-    return torch.bfloat16 if device.type != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
+    return (
+        torch.bfloat16
+        if device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+        else torch.float16
+    )
 
 
 def choose_kernels(module: nn.Module, *, may_pack: bool) -> None:
@@ -99,12 +105,18 @@ def is_quantized(layer: nn.Module) -> bool:
     """Return whether the weight of this layer is held in 4 or 8 bits by bitsandbytes."""
     # Not the attribute: wrappers expose the weight of their inner layer by it.
     weight = dict(layer.named_parameters(recurse=False)).get("weight")
-    return type(weight).__name__ in ("Params4bit", "Int8Params")
+    return type(weight).__name__ in ("Params4bit", INT8_WEIGHT)
 
 
 def quantized_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the layers with 4-bit or 8-bit weights, by name."""
     return [(name, layer) for name, layer in module.named_modules() if is_quantized(layer)]
+
+
+def reads_inputs_on_host(module: nn.Module) -> bool:
+    """Return whether an 8-bit layer separates outliers of its inputs, for which bitsandbytes waits for the device."""
+    layers: list[Any] = [layer for _, layer in quantized_layers(module)]
+    return any(type(layer.weight).__name__ == INT8_WEIGHT and layer.state.threshold > 0 for layer in layers)
 
 
 def plain_weight(layer: Any) -> torch.Tensor:
@@ -113,7 +125,7 @@ def plain_weight(layer: Any) -> torch.Tensor:
     peft's own function moves 8-bit weights between devices, and on a CPU they lose their scales.
     """
     weight: Any = layer.weight
-    if type(weight).__name__ == "Int8Params":
+    if type(weight).__name__ == INT8_WEIGHT:
         scale = weight.SCB if layer.state.SCB is None else layer.state.SCB
         scaled: torch.Tensor = weight.data.float() * (scale.float() / 127)[:, None]
         return scaled

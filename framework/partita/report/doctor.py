@@ -169,7 +169,7 @@ def look_for_devices() -> tuple[list[str], list[str]]:
             name = torch.cuda.get_device_name(number)
         except RuntimeError as error:
             return devices, [f"cuda:{number} cannot be used: {error}"]
-        bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
+        bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
         devices.append(f"cuda:{number}: {name}, {free / GIB:,.1f} of {total / GIB:,.1f} GiB free, {bf16}")
     return devices, []
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +53,12 @@ def test_hooks_of_a_module_are_detected() -> None:
             handle = register(lambda *given: None)
             assert torch_internals.has_hooks(layer)
             handle.remove()
+
+
+def test_a_failed_capture_of_a_graph_is_left_with_the_function_that_torch_declares() -> None:
+    with reported_as_change("leave_failed_capture"):  # builds for CPUs have the declaration only
+        declared = Path(torch.__file__).with_name("_C").joinpath("__init__.pyi").read_text(encoding="utf8")
+        assert "def _cuda_endAllocateToPool(device: _int, mempool_id: tuple[_int, _int])" in declared
 
 
 def test_the_allocator_of_gpus_reads_the_environment_once_and_then_takes_other_settings() -> None:

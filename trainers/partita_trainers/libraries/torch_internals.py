@@ -5,6 +5,7 @@ change.
 """
 
 import warnings
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,21 @@ def set_allocator_settings(settings: str) -> None:
     as its successor.
     """
     torch._C._accelerator_setAllocatorSettings(settings)
+
+
+def leave_failed_capture(stream: "torch.cuda.Stream", pool: tuple[int, int]) -> None:
+    """Restore what `torch.cuda.graph` leaves changed when a capture fails: the stream, and where memory comes from.
+
+    `torch._C._cuda_endAllocateToPool`. `torch.cuda.graph.__exit__` raises in `capture_end` before it restores the
+    stream, and `capture_end` raises before the allocator leaves the pool.
+
+    Args:
+        stream: The current stream before the capture.
+        pool: The memory pool of the capture.
+    """
+    torch.cuda.set_stream(stream)
+    with suppress(RuntimeError):  # the allocator has left the pool
+        torch._C._cuda_endAllocateToPool(stream.device.index, pool)
 
 
 def has_onednn_linear() -> bool:

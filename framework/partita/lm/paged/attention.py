@@ -141,6 +141,13 @@ def attend(
     seen_N1LW = seen_NLW[:, None]
     if scoring.softcap is None and scoring.sinks is None:
         grouped = query_NHLD.shape[1] != keys_NHWD.shape[1]
+        if grouped and query_NHLD.shape[2] == 1:
+            # On a GPU the fast kernels take no mask with grouped heads. The heads of a group become tokens of one head.
+            query_NHGD = query_NHLD.reshape(len(query_NHLD), keys_NHWD.shape[1], -1, query_NHLD.shape[3])
+            found_NHGD = scaled_dot_product_attention(
+                query_NHGD, keys_NHWD, values_NHWD, attn_mask=seen_N1LW, scale=scoring.scale
+            )
+            return found_NHGD.flatten(1, 2).unsqueeze(2)
         return scaled_dot_product_attention(
             query_NHLD, keys_NHWD, values_NHWD, attn_mask=seen_N1LW, scale=scoring.scale, enable_gqa=grouped
         )

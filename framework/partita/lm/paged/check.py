@@ -19,6 +19,7 @@ from partita.lm.paged.attention import PagedAttention, ReferenceAttention
 from partita.lm.paged.choice import why_not_on_device
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.varlen import VarlenAttention, why_no_varlen
+from partita.lm.precision import reads_inputs_on_host
 from partita.lm.slots.check import STEPS, TESTED_WINDOW, TOO_SMALL, largest_difference, sizes_for
 from partita_schema.errors import ModelError, OutOfMemory
 from partita_trainers.batch_size.device_errors import is_out_of_memory
@@ -50,6 +51,8 @@ def why_unsupported_options(lm: TextModel, options: GenerationOptions) -> str | 
     """Return a reason against the paged cache that needs no test, once slots are supported; None if there is none."""
     if getattr(lm.base.config.get_text_config(), "attention_chunk_size", None):
         return "layers that attend to chunks"
+    if lm.device.type == "cuda" and reads_inputs_on_host(lm.module):
+        return "8-bit layers look for outliers on the host in each pass; llm_int8_threshold: 0 turns that off"
     return why_not_on_device(options)
 
 

@@ -60,7 +60,7 @@ class LateTokens:
             held_N = torch.empty(tokens_N.shape, dtype=tokens_N.dtype, pin_memory=True)
             held_N.copy_(tokens_N, non_blocking=True)
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
+            copied.record(torch.cuda.current_stream(tokens_N.device))
         else:
             held_N = tokens_N.clone()
         self.pending.append(Pending(rows, held_N, copied))

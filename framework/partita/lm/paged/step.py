@@ -15,6 +15,7 @@ from partita.lm.paged.attention import PagedAttention, attending
 from partita.lm.paged.cache import PagedKVCache, PagedPass, written_at
 from partita.lm.paged.choice import DeviceChoice
 from partita.lm.paged.row_state import RowState
+from partita_trainers.libraries.torch_internals import leave_failed_capture
 
 SMALLEST = 4
 """Smallest number of rows of a step."""
@@ -83,6 +84,8 @@ class StepRunner:
         """The graph and its output, by the number of rows."""
         self.pool: Any = None
         """Memory that all graphs share: only one of them runs at a time."""
+        self.stream: Any = None
+        """The CUDA stream of all captures, which torch demands of graphs that share memory."""
 
     @torch.no_grad()
     def __call__(self, rows: int) -> torch.Tensor:
@@ -90,7 +93,8 @@ class StepRunner:
         if self.step.state.ids.device.type != "cuda":
             return self.step(rows)
         if rows not in self.graphs:
-            self.graphs[rows] = self.capture(rows)
+            with torch.cuda.device(self.step.state.ids.device):
+                self.graphs[rows] = self.capture(rows)
         graph, tokens_N = self.graphs[rows]
         graph.replay()
         return tokens_N
@@ -100,17 +104,22 @@ class StepRunner:
 
         The steps before the capture write the same keys and values as the first replay, and the state is restored.
         """
-        device = self.step.state.ids.device
-        before = self.step.state.copied()
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        before, outside = self.step.state.copied(), torch.cuda.current_stream()
+        self.stream.wait_stream(outside)
+        with torch.cuda.stream(self.stream):
             for _ in range(WARM_UPS):
                 self.step(rows)
                 self.step.state.restore(before)
-        torch.cuda.current_stream(device).wait_stream(stream)
+        outside.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            tokens_N = self.step(rows)
-        self.pool = self.pool or graph.pool()
+        try:
+            # Other threads, such as those of a server, may use CUDA meanwhile.
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                tokens_N = self.step(rows)
+        except BaseException:
+            leave_failed_capture(outside, self.pool)
+            raise
         return graph, tokens_N

@@ -4,13 +4,15 @@ Written from the source of torch 2.13, and not run on a GPU: `torch.nn.attention
 FlashAttention 3 and 4, which are separate packages, and not with the FlashAttention 2 that torch ships.
 """
 
-import importlib.util
+import importlib
 import logging
+from functools import cache
 
 import torch
 
 from partita.lm.paged.attention import Scoring
 from partita.lm.paged.cache import PagedPass
+from partita_schema.common.text import describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -31,17 +33,20 @@ def why_no_varlen(device: torch.device, dtype: torch.dtype) -> str | None:
     if major not in KERNELS:
         return f"no kernel of torch's varlen attention takes a block table on GPUs of compute capability {major}"
     name, module = KERNELS[major]
-    if not is_installed(module):
-        return f"torch's varlen attention takes a block table from {name} only, and the module {module} is missing"
-    return None
+    problem = import_problem(module)
+    return f"torch's varlen attention takes a block table from {name} only, and {problem}" if problem else None
 
 
-def is_installed(module: str) -> bool:
-    """Return whether a module can be imported."""
+@cache
+def import_problem(module: str) -> str | None:
+    """Return why a module cannot be imported, such as one that was compiled for another torch; None if it can."""
     try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        return f"the module {error.name} is missing"
+    except Exception as error:  # of any kind: the module initializes CUDA code
+        return f"the module {module} cannot be imported: {describe_error(error)}"
+    return None
 
 
 class VarlenAttention:

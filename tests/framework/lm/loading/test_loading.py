@@ -209,14 +209,17 @@ def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(small, tmp_path:
 
 
 @pytest.fixture
-def own_allocator_settings() -> Iterator[None]:
-    """Remove the settings of the GPU allocator that a test makes."""
-    yield
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
+    """Return the GPUs that become the current one; undo settings of GPUs that a test makes."""
+    found: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    yield found
+    torch.backends.cuda.enable_cudnn_sdp(before)
     set_allocator_settings("")
 
 
-@pytest.mark.usefixtures("own_allocator_settings")
-def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch, chosen: list[torch.device]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert find_device(ModelParameters()) == torch.device("cpu")
@@ -227,10 +230,22 @@ def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch) -> No
     assert find_device(ModelParameters()) == torch.device("cuda", 0)
     with pytest.raises(ModelError, match=r"there is no cuda:3; torch sees 1 cuda devices"):
         find_device(ModelParameters(device="cuda:3"))
+    assert chosen == [torch.device("cuda", 0)]
+
+
+def test_a_gpu_becomes_the_current_one_and_its_attention_plans_no_shapes(
+    monkeypatch: pytest.MonkeyPatch, chosen: list[torch.device]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert find_device(ModelParameters(device="cuda:1")) == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch grows segments on Linux")
-@pytest.mark.usefixtures("own_allocator_settings")
+@pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("begun", [False, True], ids=["before CUDA is initialized", "after"])
 @pytest.mark.parametrize("mine", ["", "max_split_size_mb:64"])
 def test_cuda_uses_expandable_segments_unless_the_allocator_is_configured(

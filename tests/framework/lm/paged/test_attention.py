@@ -6,6 +6,7 @@ says, so that all that is passed to it is tested: lines of tokens, lengths, bloc
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from partita.lm.paged.attention import ReferenceAttention, Scoring
 from partita.lm.paged.blocks import RESERVED
 from partita.lm.paged.cache import PagedPass, table_of
 from partita.lm.paged.slots import PagedSlots
-from partita.lm.paged.varlen import VarlenAttention, why_no_varlen
+from partita.lm.paged.varlen import VarlenAttention, import_problem, why_no_varlen
 
 from ..foreign_models import WINDOWED
 
@@ -183,3 +184,18 @@ def test_the_reason_against_varlen_attention_says_what_is_missing() -> None:
     assert reason == "torch's varlen attention needs a GPU, and the model is on cpu"
     reason = why_no_varlen(torch.device("cuda"), torch.float32)
     assert reason == "torch's varlen attention needs dtype: bfloat16 or float16, and the model has torch.float32"
+
+
+def test_a_kernel_that_cannot_be_imported_is_a_reason_against_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    needed = "torch's varlen attention takes a block table from FA3 only, and the module flash_attn_interface"
+    import_problem.cache_clear()
+    assert why_no_varlen(torch.device("cuda"), torch.bfloat16) == f"{needed} is missing"
+    (tmp_path / "flash_attn_interface.py").write_text("raise OSError('undefined symbol: _ZN3c104cuda')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_problem.cache_clear()
+    reason = why_no_varlen(torch.device("cuda"), torch.bfloat16)
+    assert reason == f"{needed} cannot be imported: OSError: undefined symbol: _ZN3c104cuda"
+    import_problem.cache_clear()

@@ -1,5 +1,6 @@
 """Tests of the decode step: what a CUDA graph needs of it, seen on a CPU."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -161,3 +162,48 @@ def test_steps_take_fewer_rows_as_rows_end(small: Any, llama: Any) -> None:
     assert counts[0] == 10
     assert counts[-1] == 4
     assert sorted(counts, reverse=True) == counts
+
+
+class FakeStream:
+    """A CUDA stream that waits for nothing."""
+
+    device = torch.device("cuda", 1)
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        """Do nothing."""
+
+
+class FailingCapture:
+    """`torch.cuda.graph` for a step that cannot be captured: it raises before it restores the current stream."""
+
+    def __init__(self, graph: object, **arguments: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_failed_capture_restores_the_stream_and_the_allocator(
+    small: Any, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, restored = FakeStream(), list[object]()
+    for name, value in {
+        "current_stream": lambda: outside,
+        "graph_pool_handle": lambda: (0, 7),
+        "Stream": FakeStream,
+        "stream": lambda stream: nullcontext(),
+        "CUDAGraph": object,
+        "graph": FailingCapture,
+        "set_stream": restored.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(
+        torch._C, "_cuda_endAllocateToPool", lambda *arguments: restored.append(arguments), raising=False
+    )
+    slots = opened(small, llama, {}, (5, 30))
+    with llama.evaluating(), pytest.raises(RuntimeError, match="not permitted"):
+        slots.runner.capture(4)
+    assert restored == [outside, (1, (0, 7))]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from partita.lm.base import GenerationOptions, SlotAnswer, SlotRequest
+from partita.lm.paged.check import why_unsupported_options
 
 from ....properties import ends
 from ..foreign_models import FOREIGN, WINDOWED
@@ -93,6 +94,19 @@ def test_adapters_quantized_weights_and_other_attention_give_the_same_answers(
     small.sharpen(lm.module)
     assert lm.why_not_paged is None
     assert_equal_to_rows_alone(small, lm, pools=(3,))
+
+
+@pytest.mark.parametrize("threshold", [6.0, 0.0])
+def test_8_bit_layers_that_look_for_outliers_are_refused_on_a_gpu(
+    small: Any, base_folder: Path, monkeypatch: pytest.MonkeyPatch, threshold: float
+) -> None:
+    sections = {"quantization": {"bits": 8, "llm_int8_threshold": threshold}, "trainer": {"type": "none"}}
+    lm = small.load(small.config(base_model=str(base_folder), **sections), trainable=False)
+    options = GenerationOptions({}, kv_cache="paged")
+    assert why_unsupported_options(lm, options) is None
+    monkeypatch.setattr(lm, "device", torch.device("cuda"))
+    reason = "8-bit layers look for outliers on the host in each pass; llm_int8_threshold: 0 turns that off"
+    assert why_unsupported_options(lm, options) == (reason if threshold else None)
 
 
 def test_scores_are_limited_as_by_transformers(foreign: Any) -> None:
