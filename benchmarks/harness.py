@@ -57,19 +57,38 @@ def main(*parts: Part) -> None:
     named = {part.__name__: part for part in parts}
     arguments = parse_arguments(script.__doc__ or "", list(named))
     chosen = [name for name in named if name in arguments.part or not arguments.part]
-    if len(chosen) == 1:
-        records = [run_part(named[chosen[0]], alone=len(parts) == 1, quick=arguments.quick)]
-    else:
-        records = [run_in_process(name, quick=arguments.quick) for name in chosen]
     stem = Path(script.__file__ or "").stem
     path = arguments.json or (None if arguments.quick else RESULTS / f"{stem}.json")
-    if path is None:
+    names = [record_name(stem, name) for name in named] if len(parts) > 1 else [stem]
+    order = names if arguments.json is None else []
+    if len(chosen) == 1:
+        records = [run_part(named[chosen[0]], alone=len(parts) == 1, quick=arguments.quick)]
+        keep(records, path, order=order)
         return
-    if arguments.json is None:  # keep the results of other parts
-        order = [record_name(stem, name) for name in named] if len(parts) > 1 else [stem]
-        known = {record["name"]: record for record in [*(read_records(path) if path.exists() else []), *records]}
-        records = [known[name] for name in order if name in known]
-    content = records[0] if len(records) == 1 else {"name": stem, "parts": records}
+    records, failed = [], []
+    for name in chosen:
+        record = run_in_process(name, quick=arguments.quick)
+        failed += [] if record else [name]
+        records += [record] if record else []
+        keep(records, path, order=order)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+def keep(records: Sequence[Row], path: Path | None, *, order: Sequence[str]) -> None:
+    """Write the results so far.
+
+    Args:
+        records: Results of parts.
+        path: The file; None writes none.
+        order: Names of all parts whose results in the file are kept; empty to replace the file.
+    """
+    if path is None or not records:
+        return
+    known = {record["name"]: record for record in [*(read_records(path) if order and path.exists() else []), *records]}
+    found = [known[name] for name in order or known if name in known]
+    stem = Path(sys.modules["__main__"].__file__ or "").stem
+    content = found[0] if len(found) == 1 else {"name": stem, "parts": found}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
     print(f"written to {path}")
 
@@ -111,14 +130,17 @@ def run_part(part: Part, *, alone: bool, quick: bool) -> Row:
     }
 
 
-def run_in_process(name: str, *, quick: bool) -> Row:
-    """Run a part in a separate process, so that memory, imports and patches do not affect the next one."""
+def run_in_process(name: str, *, quick: bool) -> Row | None:
+    """Run a part in a separate process, so that memory, imports and patches do not affect the next one.
+
+    Returns its record, or None if it failed, after which the others run.
+    """
     print(f"\n{name}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "result.json")
         flags = ["--part", name, "--json", str(path), *(["--quick"] if quick else [])]
         if subprocess.run([sys.executable, script_path(), *flags], check=False).returncode:
-            sys.exit(f"the part {name} failed")
+            return None
         return read_records(path)[0]
 
 
@@ -233,7 +255,9 @@ def machine() -> Row:
         memory = int(Path("/proc/meminfo").read_text(encoding="utf8").split()[1]) // 2**20
     except (OSError, StopIteration):
         memory = 0
-    return {"processor": name, "cores": os.cpu_count(), "memory_gib": memory, "system": platform.platform()}
+    found = {"processor": name, "cores": os.cpu_count(), "memory_gib": memory, "system": platform.platform()}
+    gpus = output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    return found | ({"gpus": gpus.splitlines()} if gpus else {})
 
 
 def commit() -> str:
@@ -244,5 +268,13 @@ def commit() -> str:
 
 
 def git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return output_of("git", *words)
+
+
+def output_of(*words: str) -> str:
+    """Return what a program prints, without spaces around it; empty if there is no such program."""
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
     return done.stdout.strip()
