@@ -107,7 +107,7 @@ def draw(lm: Any, *, tokens: int, slots: int, together: int) -> tuple[float, dic
     spent = time.process_time() - started
     results = [result for batch in batches for result in batch.results]
     answers = {result.row: result.generated.ids for result in results if result.generated is not None}
-    return spent, answers, sum(batch.prompt_tokens for batch in batches)
+    return spent, answers, sum(batch.spent.prompt_tokens for batch in batches)
 
 
 # Rewards

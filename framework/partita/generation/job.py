@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from partita.generation.requests import (
     unanswerable,
 )
 from partita.generation.sampled_prompts import SampledPrompts
+from partita.generation.spent import Spent
 from partita.lm.base import GenerationOptions
 from partita.outputs.decode import Decoder
 from partita_schema.config import Config
@@ -36,67 +37,58 @@ logger = logging.getLogger(__name__)
 class Tally:
     """Sums over the batches of a call."""
 
+    spent: Spent = field(default_factory=Spent)
     batches: int = 0
-    prompt_tokens: int = 0
-    padded_tokens: int = 0
     generated_tokens: int = 0
-    seconds: float = 0.0
     unreadable: int = 0
     batch_size: int = 0
-    out_of_memory: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    slot_steps: int = 0
-    row_steps: int = 0
 
     def add(self, batch: BatchResult) -> None:
         """Add the counts of a batch."""
+        self.spent += batch.spent
         self.batches += 1
-        self.prompt_tokens += batch.prompt_tokens
-        self.padded_tokens += batch.padded_tokens
-        self.seconds += batch.seconds
         self.batch_size = batch.batch_size
-        self.out_of_memory += batch.out_of_memory
-        self.prefill_seconds += batch.prefill_seconds
-        self.decode_seconds += batch.decode_seconds
-        self.slot_steps += batch.slot_steps
-        self.row_steps += batch.row_steps
         self.generated_tokens += sum(result.generated.num_tokens for result in batch.results if result.generated)
 
     @classmethod
     def together(cls, tallies: "Sequence[Tally]") -> "Tally":
         """Merge the sums of all ranks. The ranks ran at the same time, so their seconds are averaged."""
-        sums = {field.name: sum(getattr(tally, field.name) for tally in tallies) for field in fields(cls)}
-        for name in ("seconds", "prefill_seconds", "decode_seconds"):
-            sums[name] /= len(tallies)
-        return cls(**sums)
+        return cls(
+            sum((tally.spent for tally in tallies), Spent()).with_mean_seconds(len(tallies)),
+            batches=sum(tally.batches for tally in tallies),
+            generated_tokens=sum(tally.generated_tokens for tally in tallies),
+            unreadable=sum(tally.unreadable for tally in tallies),
+            batch_size=sum(tally.batch_size for tally in tallies),
+        )
 
     @property
     def tokens_per_second(self) -> float:
         """Generated tokens per second; 0 before the first batch."""
-        return self.generated_tokens / self.seconds if self.seconds else 0.0
+        return self.generated_tokens / self.spent.seconds if self.spent.seconds else 0.0
 
     @property
     def display_values(self) -> dict[str, float | str]:
         """The values that a progress display shows in addition to the rows."""
-        shown: dict[str, float | str] = {}
+        spent, shown = self.spent, dict[str, float | str]()
         if self.generated_tokens:
             shown["tokens_per_second"] = self.tokens_per_second
-        if self.slot_steps:
-            shown["slots"] = f"{self.row_steps / self.slot_steps:.0%} of {self.batch_size:,}"
-        if self.padded_tokens:
+        if spent.slot_steps:
+            shown["slots"] = f"{spent.row_steps / spent.slot_steps:.0%} of {self.batch_size:,}"
+        if spent.padded_tokens:
             shown["padding"] = f"{self.padding:.0%}"
-        if self.seconds:
-            shown["prompt_tokens_per_second"] = self.prompt_tokens / self.seconds
+        if spent.seconds:
+            shown["prompt_tokens_per_second"] = spent.prompt_tokens / spent.seconds
         return shown
 
     @property
     def padding(self) -> float:
         """Share of padding in the tokens processed."""
-        return 1 - self.prompt_tokens / self.padded_tokens if self.padded_tokens else 0.0
+        return 1 - self.spent.prompt_tokens / self.spent.padded_tokens if self.spent.padded_tokens else 0.0
 
     def stats(self, journal: Journal, *, resumed: int, seconds: float) -> PredictionStats:
         """Return the statistics of the job, with the totals of the journal; `seconds` is the time of the whole job."""
+        spent = self.spent
+        on_host = max(0.0, seconds - spent.prefill_seconds - spent.decode_seconds)
         return PredictionStats(
             rows=len(journal),
             ok=journal.count("ok"),
@@ -104,18 +96,18 @@ class Tally:
             skipped=journal.count("skipped"),
             resumed=resumed,
             batches=self.batches,
-            prompt_tokens=self.prompt_tokens,
+            prompt_tokens=spent.prompt_tokens,
             generated_tokens=self.generated_tokens,
-            seconds=self.seconds,
+            seconds=spent.seconds,
             unreadable=self.unreadable,
             tokens_per_second=self.tokens_per_second,
             batch_size=self.batch_size,
-            out_of_memory=self.out_of_memory,
+            out_of_memory=spent.out_of_memory,
             padding=self.padding,
-            prefill_seconds=self.prefill_seconds,
-            decode_seconds=self.decode_seconds,
-            host_seconds=max(0.0, seconds - self.prefill_seconds - self.decode_seconds) if self.slot_steps else 0.0,
-            slots_in_use=self.row_steps / self.slot_steps if self.slot_steps else 0.0,
+            prefill_seconds=spent.prefill_seconds,
+            decode_seconds=spent.decode_seconds,
+            host_seconds=on_host if spent.slot_steps else 0.0,
+            slots_in_use=spent.row_steps / spent.slot_steps if spent.slot_steps else 0.0,
         )
 
 
@@ -243,7 +235,7 @@ class PredictionJob:
             yield [self._answer(record) for record in left]
         for batch in self.generator.generate(self.generation, done=np.repeat(done, self.generation.num_samples)):
             tally.add(batch)
-            share = round(batch.seconds * 1000 / len(batch.results), 3)
+            share = round(batch.spent.seconds * 1000 / len(batch.results), 3)
             results = batch.results if self.chooser is None else self.chooser.take(batch.results)
             if results:
                 yield self._answers(results, number=number, milliseconds=share)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
+from partita.generation.spent import Spent
 from partita.lm.base import SHORTEST_PREFIX, AnswerContext, Generated, GenerationOptions
 from partita_schema.cells import compact_json
 from partita_schema.errors import JobError, ModelError
@@ -233,24 +234,10 @@ class BatchResult:
 
     results: tuple[RowResult, ...]
     """Results in the order of completion."""
-    prompt_tokens: int
-    """Prompt tokens processed, including those of rows that were not requested."""
-    padded_tokens: int
-    """The same including padding."""
-    seconds: float
-    """Seconds taken, including tries that did not fit."""
+    spent: Spent
+    """What was spent since the last results."""
     batch_size: int
     """Most rows of this length at a time from now on."""
-    out_of_memory: int = 0
-    """How often memory ran out since the last result."""
-    prefill_seconds: float = 0.0
-    """Seconds of prefill; 0 if not measured separately."""
-    decode_seconds: float = 0.0
-    """Seconds of decoding steps, each of one token per row."""
-    slot_steps: int = 0
-    """Number of slots, summed over the decoding steps."""
-    row_steps: int = 0
-    """Number of slots in use, summed over the decoding steps."""
 
 
 def unanswerable(

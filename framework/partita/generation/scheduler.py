@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ from partita.generation.requests import (
     stop_if_broken,
     too_large,
 )
+from partita.generation.spent import Spent
 from partita.generation.waiting_rows import WaitingRows
 from partita.generation.work_queue import PlannedRowQueue, RowQueue
 from partita.lm.base import AnsweringSlots, SlotAnswer, SlotRequest
@@ -48,20 +49,6 @@ MAX_SLOT_FACTOR = 4
 """Most slots for short rows as a multiple of those for the longest rows, if memory is the limit."""
 MAX_YIELD_DELAY = 0.02
 """Longest wait before results are yielded, in seconds."""
-
-
-@dataclass
-class SchedulerStats:
-    """Work done since the last results were yielded."""
-
-    started: float = field(default_factory=time.perf_counter)
-    prompt_tokens: int = 0
-    padded_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    steps: int = 0
-    row_steps: int = 0
-    out_of_memory: int = 0
 
 
 class Scheduler:
@@ -110,7 +97,11 @@ class Scheduler:
         self.limit_before_oom: tuple[int, int | None] | None = None
         """Limit of the budget to restore if one row alone turns out not to fit; None after a decoding step succeeds."""
         self.results: list[RowResult] = []
-        self.stats = SchedulerStats()
+        self.begin_count()
+
+    def begin_count(self) -> None:
+        """Begin to count what the next results take."""
+        self.started, self.spent = time.perf_counter(), Spent()
 
     def waiting_rows(self, source: RowQueue) -> WaitingRows:
         """Return the waiting rows, which choose the prompts of each prefill."""
@@ -122,7 +113,7 @@ class Scheduler:
             for _ in steps:
                 if self.results and self.is_due():
                     yield self.take_finished()
-                    self.stats.started = time.perf_counter()
+                    self.started = time.perf_counter()
             if self.results:
                 yield self.take_finished()
 
@@ -158,24 +149,14 @@ class Scheduler:
 
     def is_due(self) -> bool:
         """Return whether there are results of a whole pass, or they have waited long enough to be yielded."""
-        return len(self.results) >= self.num_slots or time.perf_counter() - self.stats.started >= MAX_YIELD_DELAY
+        return len(self.results) >= self.num_slots or time.perf_counter() - self.started >= MAX_YIELD_DELAY
 
     def take_finished(self) -> BatchResult:
-        """Return the results since the last call, with the work they took."""
-        stats, self.stats = self.stats, SchedulerStats()
+        """Return the results since the last call, with what they took."""
         results, self.results = tuple(self.results), []
-        return BatchResult(
-            results=results,
-            prompt_tokens=stats.prompt_tokens,
-            padded_tokens=stats.padded_tokens,
-            seconds=self.stats.started - stats.started,
-            batch_size=self.num_slots or self.budget.current_limit,
-            out_of_memory=stats.out_of_memory,
-            prefill_seconds=stats.prefill_seconds,
-            decode_seconds=stats.decode_seconds,
-            slot_steps=stats.steps * self.num_slots,
-            row_steps=stats.row_steps,
-        )
+        spent = replace(self.spent, seconds=time.perf_counter() - self.started)
+        self.begin_count()
+        return BatchResult(results, spent, batch_size=self.num_slots or self.budget.current_limit)
 
     def step(self) -> None:
         """Prefill free slots if worthwhile, and decode one token for every row."""
@@ -256,8 +237,7 @@ class Scheduler:
         if opened is None:
             self.shrink(failure, [])
         self.slots = opened
-        self.stats.prompt_tokens += len(self.prefix)
-        self.stats.padded_tokens += len(self.prefix)
+        self.spent += Spent(prompt_tokens=len(self.prefix), padded_tokens=len(self.prefix))
         return opened
 
     def prefill(self, slots: AnsweringSlots, group: Sequence[SlotRequest]) -> bool:
@@ -266,7 +246,7 @@ class Scheduler:
         started = time.perf_counter()
         ended, failure, reason = self.run_guarded(lambda: slots.admit(group))
         if reason is None:
-            self.stats.prefill_seconds += time.perf_counter() - started
+            self.spent += Spent(prefill_seconds=time.perf_counter() - started)
             self.count_tokens(slots, computed)
             return self.record_or_shrink(ended, failure, group)
         if len(group) == 1:
@@ -286,9 +266,8 @@ class Scheduler:
         if reason is not None:
             self.answer_alone([row.request for row in slots.live], reason)
             return
-        self.stats.decode_seconds += time.perf_counter() - started
-        self.stats.steps += 1
-        self.stats.row_steps += live
+        seconds = time.perf_counter() - started
+        self.spent += Spent(decode_seconds=seconds, slot_steps=self.num_slots, row_steps=live)
         if self.record_or_shrink(ended, failure, []):
             self.limit_before_oom = None
 
@@ -341,7 +320,7 @@ class Scheduler:
         self.close_slots()
         free_everything()
         self.budget.out_of_memory += 1
-        self.stats.out_of_memory += 1
+        self.spent += Spent(out_of_memory=1)
         if self.num_slots == 1:
             # Batches that contained this row may have failed because of it.
             if self.limit_before_oom is not None:
@@ -397,8 +376,8 @@ class Scheduler:
             return
         uncached, prefix = self.waiting.uncached, len(self.prefix)
         lengths = [uncached.get(request.row, len(request.input_ids) - prefix) for request in group]
-        self.stats.prompt_tokens += sum(lengths)
-        self.stats.padded_tokens += slots.padded_length(max(lengths)) * len(lengths)
+        padded = slots.padded_length(max(lengths)) * len(lengths)
+        self.spent += Spent(prompt_tokens=sum(lengths), padded_tokens=padded)
 
     def record(self, result: RowResult) -> None:
         """Record the result of a row, and of rows with the same prompt."""

@@ -34,6 +34,7 @@ from partita.generation.requests import (
     stop_if_broken,
     too_large,
 )
+from partita.generation.spent import Spent
 from partita.generation.work_queue import WorkQueue, drain
 from partita.lm.base import PADDED, BatchSupport, Generated, GenerationRequest
 from partita_schema.common.text import counted, describe_error
@@ -227,14 +228,13 @@ class StaticBatch:
                     f"{budget.limit_at(self.longest(part.indices)):,}",
                 )
             lengths = self.lengths[part.indices.start : part.indices.stop]
-            yield BatchResult(
-                results=tuple(results),
+            spent = Spent(
                 prompt_tokens=int(lengths.sum()),
                 padded_tokens=int(lengths.max()) * len(lengths),
                 seconds=time.perf_counter() - started,
-                batch_size=budget.limit_at(self.longest(part.indices)),
                 out_of_memory=budget.out_of_memory - before,
             )
+            yield BatchResult(tuple(results), spent, batch_size=budget.limit_at(self.longest(part.indices)))
             started, before = time.perf_counter(), budget.out_of_memory
 
     def longest(self, indices: range) -> int:

@@ -1,9 +1,12 @@
 """Tests of the result counts of a job."""
 
+from dataclasses import replace
+
 import pytest
 
 from partita.generation.job import Tally
 from partita.generation.requests import BatchResult, RowResult
+from partita.generation.spent import Spent
 from partita.lm.base import Generated
 
 
@@ -12,19 +15,8 @@ def tally(*, tokens: int, seconds: float, read: int, padded: int) -> Tally:
     result = Tally()
     answer = Generated(tuple(range(tokens)), "x", "stop")
     results = (RowResult(0, answer), RowResult(1, None, "no"))
-    result.add(
-        BatchResult(
-            results=results,
-            prompt_tokens=read,
-            padded_tokens=padded,
-            seconds=seconds,
-            batch_size=4,
-            prefill_seconds=seconds / 4,
-            decode_seconds=seconds / 2,
-            slot_steps=40,
-            row_steps=30,
-        )
-    )
+    spent = Spent(read, padded, seconds, prefill_seconds=seconds / 4, decode_seconds=seconds / 2, slot_steps=40)
+    result.add(BatchResult(results, replace(spent, row_steps=30), batch_size=4))
     return result
 
 
@@ -32,7 +24,8 @@ def test_the_rate_of_tokens_is_that_of_all_concurrent_ranks() -> None:
     ranks = [tally(tokens=100, seconds=2.0, read=30, padded=40), tally(tokens=20, seconds=4.0, read=50, padded=60)]
     assert [one.tokens_per_second for one in ranks] == [50, 5]
     together = Tally.together(ranks)
-    assert (together.seconds, together.prefill_seconds, together.decode_seconds) == (3.0, 0.75, 1.5)
+    spent = together.spent
+    assert (spent.seconds, spent.prefill_seconds, spent.decode_seconds) == (3.0, 0.75, 1.5)
     assert together.generated_tokens == 120
     assert together.tokens_per_second == pytest.approx(40)
     assert together.padding == pytest.approx(0.2)

@@ -121,8 +121,8 @@ def test_greedy_answers_do_not_depend_on_out_of_memory_errors(
     lm = Limited(ceiling=ceiling)
     cut = run(lm, lengths, batch_size=batch_size)
     assert outcomes(cut) == outcomes(run(ScriptedModel(str.upper), lengths, batch_size=batch_size))
-    assert sum(batch.out_of_memory for batch in cut) == sum(held > ceiling for _, held in lm.tried)
-    assert sum(batch.prompt_tokens for batch in cut) == sum(lengths)
+    assert sum(batch.spent.out_of_memory for batch in cut) == sum(held > ceiling for _, held in lm.tried)
+    assert sum(batch.spent.prompt_tokens for batch in cut) == sum(lengths)
     order = [lengths[result.row] for batch in cut for result in batch.results]
     assert order == sorted(lengths, reverse=True), "the next rows follow in the order of the plan"
 
@@ -131,7 +131,7 @@ def test_batches_of_similar_length_after_one_that_did_not_fit_are_smaller() -> N
     lm = Limited(ceiling=100)
     batches = run(lm, [20] * 16 + [18] * 8 + [1] * 8)
     assert lm.tried == [(8, 160), *[(4, 80)] * 4, *[(4, 72)] * 2, (8, 8)]
-    assert [batch.out_of_memory for batch in batches] == [1, 0, 0, 0, 0, 0, 0]
+    assert [batch.spent.out_of_memory for batch in batches] == [1, 0, 0, 0, 0, 0, 0]
     assert [batch.batch_size for batch in batches] == [4, 4, 4, 4, 4, 4, 8]
 
 
@@ -139,7 +139,7 @@ def test_a_batch_is_halved_again_until_it_fits(caplog: Any) -> None:
     with caplog.at_level(logging.INFO):
         batches = run(Limited(ceiling=45), [20] * 11)
     assert rows_at_once(batches) == [2, 2, 2, 2, 2, 1]
-    assert (batches[0].out_of_memory, batches[0].batch_size) == (2, 2)
+    assert (batches[0].spent.out_of_memory, batches[0].batch_size) == (2, 2)
     assert caplog.messages == [
         "out of memory with 8 rows of 20 prompt tokens: continuing with 4",
         "out of memory with 4 rows of 20 prompt tokens: continuing with 2",
@@ -158,7 +158,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_does_not_limit_others(cap
     assert len(result) == 15
     assert not any("memory" in str(text) for text in result.values())
     assert [rows for rows, _ in lm.tried] == [8, 4, 2, 1, 1, 2, 4, 8]
-    assert (batches[-1].batch_size, sum(batch.out_of_memory for batch in batches)) == (8, 4)
+    assert (batches[-1].batch_size, sum(batch.spent.out_of_memory for batch in batches)) == (8, 4)
     assert caplog.messages[-1] == f"a row {outcomes(batches)[3]}; continuing with 8 rows at a time"
 
 
@@ -173,7 +173,7 @@ def test_jobs_with_a_shared_limit_start_with_its_current_value() -> None:
     run(lm, [20] * 8, budget=limit)
     assert (limit.current_limit, limit.out_of_memory) == (4, 1)
     batches = run(lm, [20] * 8, budget=limit)
-    assert [(batch.batch_size, batch.out_of_memory) for batch in batches] == [(4, 0), (4, 0)]
+    assert [(batch.batch_size, batch.spent.out_of_memory) for batch in batches] == [(4, 0), (4, 0)]
 
 
 def test_a_batch_too_large_for_a_kernel_is_split_too() -> None:
@@ -216,7 +216,7 @@ def test_a_row_that_is_tried_alone_may_run_out_of_memory() -> None:
 
     batches = run(Odd(str.lower), [3] * 4)
     assert str(outcomes(batches)[1]).startswith("does not fit in memory even alone: 3 prompt tokens")
-    assert [(batch.out_of_memory, batch.batch_size) for batch in batches] == [(1, 8)]
+    assert [(batch.spent.out_of_memory, batch.batch_size) for batch in batches] == [(1, 8)]
     assert outcomes(batches)[2] == "ccc"
 
 
@@ -334,7 +334,7 @@ def test_a_real_model_gives_the_same_answers_with_memory_errors_in_prefill_or_de
         cut = run(real, LENGTHS, batch_size=6, engine=engine)
     assert outcomes(cut) == free
     assert not any("memory" in str(text) for text in free.values())
-    assert sum(batch.out_of_memory for batch in cut) == sum(held > ceiling for _, held in passes) > 0
+    assert sum(batch.spent.out_of_memory for batch in cut) == sum(held > ceiling for _, held in passes) > 0
 
 
 @pytest.mark.parametrize("engine", ["slots", "static"])
@@ -348,7 +348,7 @@ def test_a_real_model_gives_the_same_samples_with_any_memory_errors(
     for ceiling in (70, 130, 250):
         with memory_ceiling(real.base, ceiling):
             cut = run(real, LENGTHS, **options)
-        assert sum(batch.out_of_memory for batch in cut) > 0
+        assert sum(batch.spent.out_of_memory for batch in cut) > 0
         assert outcomes(cut) == straight
     rows = [result.row for batch in cut for result in batch.results]
     again = outcomes(run(real, LENGTHS, done=rows[:4], batch_size=3, **options))

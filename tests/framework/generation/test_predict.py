@@ -12,6 +12,7 @@ from partita.generation.answer_lengths import default_new_tokens
 from partita.generation.job import Tally
 from partita.generation.predict import finish_started_rows
 from partita.generation.predictions import PredictionStats
+from partita.generation.spent import Spent
 from partita.lm.base import GenerationOptions
 from partita.lm.scripted import ScriptedModel
 from partita_schema.errors import ResumeError
@@ -77,8 +78,8 @@ def test_singular_and_slow_rates_are_formatted(rate: float, tokens: int, text: s
 
 
 def test_progress_shows_no_token_rate_without_generation() -> None:
-    assert Tally(prompt_tokens=8, seconds=2.0).display_values == {"prompt_tokens_per_second": 4.0}
-    assert Tally(prompt_tokens=8, generated_tokens=1, seconds=2.0).display_values == {
+    assert Tally(Spent(prompt_tokens=8, seconds=2.0)).display_values == {"prompt_tokens_per_second": 4.0}
+    assert Tally(Spent(prompt_tokens=8, seconds=2.0), generated_tokens=1).display_values == {
         "tokens_per_second": 0.5,
         "prompt_tokens_per_second": 4.0,
     }

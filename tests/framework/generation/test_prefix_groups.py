@@ -50,7 +50,7 @@ def grouped_prompts(sizes: tuple[int, ...] = SIZES, *, prefix: list[int] | None 
 
 
 def prefilled_tokens(lm: Any, prompts: Prompts, **options: Any) -> int:
-    return sum(batch.prompt_tokens for batch in rows_of(lm, prompts, **options))
+    return sum(batch.spent.prompt_tokens for batch in rows_of(lm, prompts, **options))
 
 
 def needed_tokens(prompts: Prompts) -> int:

@@ -99,9 +99,9 @@ def test_the_prompt_of_a_row_is_computed_once_for_all_samples(lm: Any, slots: in
     prompts = prompts_of([20, 30, 25], prefix=PREFIX)
     options = {"options": GenerationOptions({**SAMPLED.arguments, "min_new_tokens": NEW}), "batch_size": slots}
     batches = batches_of(lm, prompts, **options)
-    assert sum(batch.prompt_tokens for batch in batches) == 75 + len(PREFIX)
+    assert sum(batch.spent.prompt_tokens for batch in batches) == 75 + len(PREFIX)
     apart = batches_of(lm, prompts, num_samples=1, **options)
-    assert sum(batch.prompt_tokens for batch in apart) == SAMPLES * 75 + len(PREFIX)
+    assert sum(batch.spent.prompt_tokens for batch in apart) == SAMPLES * 75 + len(PREFIX)
     assert answers(batches) == answers(apart)
 
 

@@ -20,6 +20,7 @@ from partita.generation.generator import generate_requests, scheduler_of_request
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prefill_plan import PLANNED_PROMPTS
 from partita.generation.requests import BatchResult, GenerationSettings, too_large
+from partita.generation.spent import Spent
 from partita.lm.base import SHORTEST_PREFIX, Generated, GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.slots.kv_cache import SlotKVCache
 from partita.lm.slots.slots import Slots
@@ -228,7 +229,7 @@ def test_a_shared_prefix_is_computed_once(lm) -> None:
     batches = list(rows_of(lm, prompts, max_new_tokens=1, batch_size=4))
     hook.remove()
     assert read == [(1, len(PREFIX)), (4, 4)]
-    assert sum(batch.prompt_tokens for batch in batches) == len(PREFIX) + 16
+    assert sum(batch.spent.prompt_tokens for batch in batches) == len(PREFIX) + 16
 
 
 def test_a_prompt_equal_to_the_shared_prefix_keeps_its_last_token(lm) -> None:
@@ -238,11 +239,11 @@ def test_a_prompt_equal_to_the_shared_prefix_keeps_its_last_token(lm) -> None:
 
 def test_steps_and_slots_in_use_are_counted(lm) -> None:
     batches = list(rows_of(lm, prompts_of(LENGTHS), batch_size=4))
-    steps, used = (sum(getattr(batch, name) for batch in batches) for name in ("slot_steps", "row_steps"))
-    assert 0 < used <= steps
-    assert used >= sum(len(ids) - 1 for ids in outcomes(batches).values())
-    assert sum(batch.prompt_tokens for batch in batches) == sum(LENGTHS)
-    assert sum(batch.padded_tokens for batch in batches) >= sum(LENGTHS)
+    spent = sum((batch.spent for batch in batches), Spent())
+    assert 0 < spent.row_steps <= spent.slot_steps
+    assert spent.row_steps >= sum(len(ids) - 1 for ids in outcomes(batches).values())
+    assert spent.prompt_tokens == sum(LENGTHS)
+    assert spent.padded_tokens >= sum(LENGTHS)
 
 
 @examples(8)
@@ -323,7 +324,7 @@ def test_out_of_memory_halves_the_slots_and_loses_nothing(lm, kind: str, options
     with failing(lm, lambda result, pool, ids: full() if result == kind and pool.layout.slots > 3 else None):
         batches = list(rows_of(lm, prompts, options=options, batch_size=12, budget=limit))
     assert outcomes(batches) == free
-    assert limit.out_of_memory == sum(batch.out_of_memory for batch in batches) == 2
+    assert limit.out_of_memory == sum(batch.spent.out_of_memory for batch in batches) == 2
     assert limit.current_limit == 3
     assert batches[-1].batch_size == 3
     assert [message.split(" of up to")[0] for message in caplog.messages] == [

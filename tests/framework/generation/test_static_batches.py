@@ -115,7 +115,7 @@ def test_every_row_is_answered() -> None:
     lm = ScriptedModel(str.upper)
     batches = run(lm, texts(lm, "a", "bbb", "cc", "dddd"))
     assert answers(batches) == {0: "A", 1: "BBB", 2: "CC", 3: "DDDD"}
-    assert [(batch.prompt_tokens, batch.padded_tokens) for batch in batches] == [(9, 12), (1, 1)]
+    assert [(batch.spent.prompt_tokens, batch.spent.padded_tokens) for batch in batches] == [(9, 12), (1, 1)]
 
 
 def test_finished_batches_are_not_generated_again() -> None:

@@ -26,6 +26,7 @@ from partita.backends.endpoint.request_sender import REFUSED, RequestFailure
 from partita.generation.engine import Engine
 from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests, RowResult, plan
+from partita.generation.spent import Spent
 from partita.lm.base import Generated, GenerationOptions
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.config import Config
@@ -208,7 +209,8 @@ class RowOutcomes:
 
     def batch(self, *, seconds: float, concurrency: int) -> BatchResult:
         """Return the results as a BatchResult."""
-        return BatchResult(self.results, self.prompt_tokens, padded_tokens=0, seconds=seconds, batch_size=concurrency)
+        spent = Spent(prompt_tokens=self.prompt_tokens, seconds=seconds)
+        return BatchResult(self.results, spent, batch_size=concurrency)
 
 
 class ErrorClassifier:

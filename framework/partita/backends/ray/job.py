@@ -9,7 +9,6 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,19 +147,13 @@ class WorkerPoolJob:
                 self.assignments.answer(worker.number, index)
         self.pool.deaths = 0
         # The slots opened for the last few rows do not show how many could be opened.
-        hit_oom = batch.out_of_memory > 0
+        hit_oom = batch.spent.out_of_memory > 0
         worker.batch_size = batch.batch_size if hit_oom else max(worker.batch_size, batch.batch_size)
         self.submit([worker])
         # Workers run at the same time, so the time of all of them is the mean.
-        workers = max(1, len(self.pool.working()))
-        return replace(
-            batch,
-            results=tuple(results),
-            seconds=batch.seconds / workers,
-            prefill_seconds=batch.prefill_seconds / workers,
-            decode_seconds=batch.decode_seconds / workers,
-            batch_size=sum(other.batch_size for other in self.pool.active_workers.values()),
-        )
+        spent = batch.spent.with_mean_seconds(max(1, len(self.pool.working())))
+        size = sum(other.batch_size for other in self.pool.active_workers.values())
+        return BatchResult(tuple(results), spent, batch_size=size)
 
     def handle_loss(self, worker: WorkerState, reason: str) -> None:
         """Handle a lost worker: its rows are assigned to others."""

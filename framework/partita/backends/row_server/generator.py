@@ -19,6 +19,7 @@ from partita.backends.row_server.sender import Records, RowFailure, RowSender
 from partita.generation.engine import Engine
 from partita.generation.prompts import Lengths, PromptRows
 from partita.generation.requests import BatchResult, GenerationJob, RowResult
+from partita.generation.spent import Spent
 from partita.lm.base import GenerationOptions
 from partita.serving.errors import NO_COLUMN, OTHER_MODEL
 from partita_schema.cells import CellError, is_missing, plain_text
@@ -101,8 +102,8 @@ class RowServerGenerator:
                 results, work.results = tuple(work.results), []
                 if results:
                     now = time.perf_counter()
-                    size = job.settings.budget.batch_size
-                    yield BatchResult(results, 0, padded_tokens=0, seconds=now - started, batch_size=size)
+                    spent = Spent(seconds=now - started)
+                    yield BatchResult(results, spent, batch_size=job.settings.budget.batch_size)
                     started = now
                 if end is not None:
                     raise end
