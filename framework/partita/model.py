@@ -9,6 +9,7 @@ from partita.backends.arguments import count_of, path_of, texts_of
 from partita.backends.base import Backend, PredictOptions
 from partita.backends.context import RunContext
 from partita.backends.folds import train_folds
+from partita.backends.one_thread import ThreadLock, in_one_thread
 from partita.backends.open import open_backend
 from partita.backends.row_server.predict import predict_on_server
 from partita.export.hub import push
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """A language model described by a configuration."""
+    """A language model described by a configuration.
+
+    One thread at a time uses it; calls from other threads wait. Several objects can work at the same time.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Model:
         """
         context = RunContext(load_config(config, overrides=overrides), quiet=quiet)
         self._backend: Backend = open_backend(context)
+        self._lock = ThreadLock()
 
     def __repr__(self) -> str:
         run = f", run {self.run}" if self.run is not None else ""
@@ -127,10 +132,12 @@ class Model:
         folder = path_of("folder", folder)
         context = RunContext.load(folder, overrides=overrides, quiet=quiet, trust_remote_code=trust_remote_code)
         model._backend = open_backend(context)  # noqa: SLF001
+        model._lock = ThreadLock()  # noqa: SLF001
         if (folder / MANIFESTS[0]).exists():
             log_run(folder, "finished")
         return model
 
+    @in_one_thread
     def train(
         self, dataset: Any = None, run: str | Path | None = None, *, callbacks: Sequence[object] = ()
     ) -> TrainResult:
@@ -153,6 +160,7 @@ class Model:
         self._write_report(result.run)
         return result
 
+    @in_one_thread
     def predict(
         self,
         dataset: Any,
@@ -196,6 +204,7 @@ class Model:
             return predict_on_server(backend.context, dataset, options, url=server)
         return backend.predict(dataset, options)
 
+    @in_one_thread
     def evaluate(self, dataset: Any = None, *, batch_size: int | None = None) -> dict[str, dict[str, Any]]:
         """Compute metrics by output feature on labeled rows, and `loss` under the key `model`.
 
@@ -209,6 +218,7 @@ class Model:
         self._write_report(self._backend.context.output_folder)
         return metrics
 
+    @in_one_thread
     def simulate(
         self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
     ) -> SimulationReport:
@@ -270,13 +280,16 @@ class Model:
         """
         if not isinstance(prompts, str):
             prompts = texts_of(prompts)
-        return self._prepare_backend().generate(
-            prompts,
-            max_new_tokens=count_of("max_new_tokens", max_new_tokens),
-            batch_size=count_of("batch_size", batch_size),
-            stream=stream,
-        )
+        with self._lock:
+            answers: Any = self._prepare_backend().generate(
+                prompts,
+                max_new_tokens=count_of("max_new_tokens", max_new_tokens),
+                batch_size=count_of("batch_size", batch_size),
+                stream=stream,
+            )
+        return self._lock.iterate(answers) if stream else answers
 
+    @in_one_thread
     def serve(
         self,
         host: str = "127.0.0.1",
@@ -320,6 +333,7 @@ class Model:
         engine = partial(open_engine, self, context=context, batch_size=batch_size, max_waiting=max_waiting)
         serve(engine, options, say=say)
 
+    @in_one_thread
     def tune(self, dataset: Any = None, *, fresh: bool = False) -> BatchSizes:
         """Measure the batch sizes that fit this machine, and choose the best.
 
@@ -329,6 +343,7 @@ class Model:
         """
         return self._prepare_backend().tune(dataset, fresh=fresh)
 
+    @in_one_thread
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`.
 
@@ -340,6 +355,7 @@ class Model:
         self._prepare_backend().save(folder, origin=self._backend.context.loaded.folder)
         return folder
 
+    @in_one_thread
     def export(
         self,
         to: ExportFormat,
@@ -386,6 +402,7 @@ class Model:
         report.raise_if_failed()
         return report
 
+    @in_one_thread
     def push_to_hub(self, name: str, *, private: bool = True, dry_run: str | Path | None = None) -> str:
         """Upload what `save` writes, with a model card, to a Hub repository, created if missing, and return its URL.
 

@@ -1,7 +1,11 @@
 """Tests of `Model` from end to end, on a new model."""
 
+import copy
 import json
+import logging
+import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +13,8 @@ import pandas as pd
 import pytest
 
 from partita import ConfigError, DataError, Model, PartitaError, ResumeError
+from partita_schema.errors import TrainingError
+from partita_trainers import TrainingState
 
 from ..json_lines import read_json_lines, write_json_lines
 
@@ -510,9 +516,81 @@ def test_evaluation_after_training_on_given_rows_uses_their_held_out_rows(colour
     )
     assert again.train(colours.rows(80), run=tmp_path / "run").batch_sizes == result.batch_sizes
     with pytest.raises(
-        ResumeError, match="is finished, and it was trained on other rows; give this run another folder"
+        ResumeError,
+        match=r"is finished, and its rows have changed since \(training, .*\); restore them, or give this run another",
     ):
         again.train(colours.rows(81), run=tmp_path / "run")
+
+
+def test_a_finished_run_is_not_used_for_rows_that_have_changed(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, held_out = tmp_path / "rows.jsonl", tmp_path / "test.jsonl"
+    write_json_lines(source, colours.rows(40))
+    write_json_lines(held_out, colours.rows(10, seed=3))
+    config = colours.config(
+        trainer={"max_steps": 2, "evaluate_generated": False}, data={"source": str(source), "test": str(held_out)}
+    )
+    result = Model(config, quiet=True).train(run=tmp_path / "run")
+    assert Model(config, quiet=True).train(run=tmp_path / "run").metrics == result.metrics
+
+    write_json_lines(held_out, colours.rows(10, seed=4))
+    with pytest.raises(ResumeError, match=r"is finished, and its rows have changed since \(test\); restore them"):
+        Model(config, quiet=True).train(run=tmp_path / "run")
+
+    source.unlink()
+    assert Model(config, quiet=True).train(run=tmp_path / "run").metrics == result.metrics
+    assert "the rows are not compared with those of the finished run: data.source: " in caplog.text
+
+
+def test_a_copy_of_a_model_loads_the_trained_weights_itself(trained: Any, colours: Any) -> None:
+    model, _ = trained
+    rows = colours.rows(20)
+    answers = list(model.predict(rows))
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert list(copied.predict(rows, fresh=True)) == answers
+
+
+def test_a_run_that_goes_on_without_validation_rows_has_no_metrics_of_them(colours: Any, tmp_path: Path) -> None:
+    class StopAtThree:
+        def on_step(self, state: TrainingState) -> None:
+            if state.step == 3:
+                raise RuntimeError("stopped here")
+
+    held_out = tmp_path / "more.jsonl"
+    write_json_lines(held_out, colours.rows(8, seed=3))
+    trainer = {"max_steps": 4, "evaluate_generated": False, "steps_per_evaluation": 2, "steps_per_checkpoint": 2}
+    config = colours.config(trainer=trainer, data={"validation": str(held_out), "test": str(held_out)})
+    with pytest.raises(TrainingError, match="stopped here"):
+        Model(config, quiet=True).train(run=tmp_path / "run", callbacks=[StopAtThree()])
+    assert "validation" in json.loads((tmp_path / "run" / "manifest.json").read_text())["metrics"]
+
+    write_json_lines(held_out, [row | {"colour": "mauve"} for row in colours.rows(8, seed=3)])
+    result = Model(config, quiet=True).train(run=tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (result.resumed_from, result.metrics, manifest["metrics"], manifest["best_step"]) == (2, {}, {}, None)
+    splits = json.loads((tmp_path / "run" / "ledger.json").read_text())["splits"]
+    assert {split: counts["left_out"] for split, counts in splits.items()} == {
+        "training": 0,
+        "validation": 8,
+        "test": 8,
+    }
+
+
+def test_threads_take_turns_with_a_model(trained: Any, colours: Any, caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = trained
+    jobs = [colours.rows(60, seed=seed) for seed in range(4)]
+
+    def answers(rows: Any) -> list[Any]:
+        return [answer["colour"] for answer in model.predict(rows, fresh=True)]
+
+    alone = [answers(rows) for rows in jobs]
+    pieces = model.generate("I see", max_new_tokens=8, stream=True)
+    piece = next(pieces)
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(answers, jobs)) == alone
+    assert "waiting for another thread that uses this model" in caplog.messages
+    assert [piece + "".join(pieces)] == model.generate("I see", max_new_tokens=8)
 
 
 def test_a_folder_with_other_files_is_not_changed(colours: Any, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ from partita.training.run import (
     train_in,
 )
 from partita.training.self_training import SelfTraining, check_rounds, rounds_of
+from partita_schema.errors import DataError
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_trainers.base import Trainer, TrainResult
@@ -91,6 +92,10 @@ class LocalBackend(Backend):
         super().__init__(context)
         self._pipeline: LocalPipeline | None = None
         self._tuner: BatchSizeTuner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the model: a copy, also in another process, loads it when a verb first needs it."""
+        return vars(self) | {"_pipeline": None, "_tuner": None}
 
     def pipeline(self) -> LocalPipeline:
         """Return the pipeline for prediction: of the last training, of the run, or for zero-shot of the base model."""
@@ -266,9 +271,23 @@ class LocalBackend(Backend):
         return [*own, *passed]
 
     def use_finished(self, directory: RunDirectory, dataset: Any) -> TrainResult:
-        """Use a run that is finished, and return its result. Raise ResumeError if it was trained on other rows."""
-        if dataset is not None:
-            check_same_rows(directory, self.context.open_data(dataset))
+        """Use a run that is finished, and return its result.
+
+        Args:
+            directory: The open run.
+            dataset: Replaces data.source.
+
+        Raises:
+            ResumeError: The rows are not those of the run.
+        """
+        try:
+            data = self.context.open_data(dataset)
+        except DataError as error:
+            if dataset is not None:
+                raise
+            logger.warning("the rows are not compared with those of the finished run: %s", error)
+        else:
+            check_same_rows(directory, data)
         self.context.run = directory.folder
         self.drop_model()
         return finished_result(directory)

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from partita.generation.journal import Journal
 from partita.generation.prompts import PromptRows
@@ -242,11 +242,17 @@ class Predictions(Sequence[dict[str, Any]]):
             return [row[index] for row in self]
         if isinstance(index, slice):
             return list(self._get(range(len(self))[index]))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"there is no row {index}; there are {counted(len(self), 'row')}, from 0")
         return next(self._get([range(len(self))[index]]))
 
     def __repr__(self) -> str:
         written = f", written to {self.path}" if self.path is not None else ""
         return f"<Predictions: {counted(len(self), 'row')} with {', '.join(self.columns)}{written}>"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled: rows and answers are read from files when they are accessed."""
+        raise TypeError("Predictions read their rows from files; pickle list(predictions), or write them to a file")
 
     def head(self, rows: int = 5) -> "pd.DataFrame":
         """Return the first rows as a data frame."""

@@ -103,6 +103,7 @@ def build_eval_datasets(pipeline: LocalPipeline, splits: Mapping[str, Rows], led
             logger.warning(
                 "%s is not evaluated: none of its %d rows has a label of the training rows", split, len(rows)
             )
+            ledger.save()
             continue
         datasets[split] = build_eval_dataset(pipeline, known, split=split, ledger=ledger, known_labels=True)
     return datasets

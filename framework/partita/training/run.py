@@ -175,6 +175,9 @@ def prepare_run(
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)
     if process_group.rank == 0 and VALIDATION not in datasets.eval_datasets:
         note_missing_validation(config)
+    earlier = directory.manifest.get("metrics", {})
+    if not earlier.keys() <= datasets.eval_datasets.keys():  # before the run was interrupted, a split had rows
+        directory.note(metrics={split: found for split, found in earlier.items() if split in datasets.eval_datasets})
     check_labels(config, datasets, warns=process_group.rank == 0)
     recorded = recorded_sizes(directory, datasets)
     sizes = run_sizes(
@@ -275,12 +278,15 @@ def finished_result(directory: RunDirectory) -> TrainResult:
 
 
 def check_same_rows(directory: RunDirectory, data: RunData) -> None:
-    """Raise ResumeError if a finished run was trained on other rows."""
-    trained_on = directory.manifest.get("data", {}).get("training", {}).get("fingerprint")
-    if data.training is not None and trained_on not in (None, data.training.fingerprint):
+    """Raise ResumeError if the rows of a finished run have changed since."""
+    recorded, found = directory.manifest.get("data", {}), data.record()
+    changed = [
+        split for split, rows in recorded.items() if rows["fingerprint"] != found.get(split, {}).get("fingerprint")
+    ]
+    if changed:
         raise ResumeError(
-            f"the run in {directory.folder} is finished, and it was trained on other rows; "
-            "give this run another folder with --run"
+            f"the run in {directory.folder} is finished, and its rows have changed since ({', '.join(changed)}); "
+            "restore them, or give this run another folder with --run"
         )
 
 

@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import pickle
 import signal
 from contextlib import contextmanager
 from pathlib import Path
@@ -224,8 +225,10 @@ def test_predictions_are_a_sequence(make_rows: Any, predict: Any) -> None:
     assert predictions[-1] == predictions[9] == list(predictions)[9]
     assert predictions[2:4] == [predictions[2], predictions[3]]
     assert [answer.row for answer in predictions.answers()] == list(range(10))
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="there is no row 10; there are 10 rows, from 0"):
         predictions[10]
+    with pytest.raises(TypeError, match="read their rows from files; pickle list"):
+        pickle.dumps(predictions)
 
 
 def test_input_columns_with_conflicting_names_are_renamed(make_rows: Any, predict: Any) -> None:
