@@ -170,8 +170,8 @@ def several(source: object) -> list[OneSource]:
 
 
 def is_text(source: str) -> bool:
-    """Return whether a string is YAML text; otherwise it is a path."""
-    return "\n" in source or ": " in source
+    """Return whether a string is YAML text, which may be empty; otherwise it is a path."""
+    return "\n" in source or ": " in source or not source.strip()
 
 
 def is_ludwig(root: Node) -> bool:

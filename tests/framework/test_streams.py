@@ -134,7 +134,7 @@ def test_a_dataset_argument_replaces_a_stream(colours: Any, tmp_path: Path) -> N
     assert data["streamed"]["training"]["rows"] is None
     assert list(data["streamed"]) == ["training"]
     assert (data["indexed"]["training"]["rows"], data["indexed"]["validation"]["rows"]) == (90, 5)
-    with pytest.raises(ResumeError, match="is finished, and it was trained on other rows"):
+    with pytest.raises(ResumeError, match=r"is finished, and its rows have changed since \(training\)"):
         Model(written, quiet=True).train(source, run=tmp_path / "streamed")
 
 

@@ -371,6 +371,12 @@ def test_an_empty_dictionary_is_reported_with_the_missing_keys() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_text_is_a_configuration_without_keys(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^1:1: the file is empty; write at least base_model, input_features and"):
+        load_config(text)
+
+
 def test_keys_of_one_section_and_rules_between_sections_are_reported_together() -> None:
     text = (
         "base_model: m\ninput_features: [{name: a}]\noutput_features: [{name: a, type: text}]\n"

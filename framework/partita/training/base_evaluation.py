@@ -63,9 +63,9 @@ def evaluate_base(evaluations: Evaluations, planned: PlannedLoader | None) -> No
     share = share_of_training(pipeline, splits.values(), planned, generated=generated)
     if trainer.evaluate_base == "auto" and share > MAX_SHARE:
         logger.info(
-            "the model is not evaluated before training, which would cost about %.0f %% of the training; write "
-            "trainer.evaluate_base: true for it",
-            100 * share,
+            "the model is not evaluated before training, which would cost about %s; write trainer.evaluate_base: true "
+            "for it",
+            f"{100 * share:.0f} % of the training" if share < 2 else f"{share:,.0f} times the training",
         )
         return
     with preserved(pipeline.lm):

@@ -18,7 +18,7 @@ from partita.pipeline.build import LocalPipeline
 from partita.runs.directory import RunDirectory
 from partita.runs.start_of_training import ORIGIN
 from partita.runs.step_totals import step_totals
-from partita.tokenizers.saved_adapters import folder_hashes
+from partita.tokenizers.saved_adapters import config_hash, folder_hashes
 from partita.training.datasets import TrainingDatasets
 from partita.training.recorded_data import length_histograms, write_samples
 from partita_schema.base import is_set
@@ -134,17 +134,26 @@ def note_origin(directory: RunDirectory, pipeline: LocalPipeline) -> None:
 
 
 def note_weights(directory: RunDirectory, pipeline: LocalPipeline) -> None:
-    """Record a hash of the weights in the folders that the run starts from; a resumed run keeps that of its start.
+    """Record hashes of the model in the folders that the run starts from; a resumed run keeps those of its start.
 
     Raises:
-        ResumeError: The run resumes an adapter, and the weights that it belongs to have changed.
+        ResumeError: The run is resumed, and the config.json of its base model has changed; or it resumes an adapter,
+            and the weights that it belongs to have changed.
     """
     hashes = folder_hashes(pipeline.config, folder=pipeline.folder)
-    if hashes and not directory.has_checkpoints:
-        directory.note(initial_weights=hashes)
-    recorded = directory.manifest.get("initial_weights", {})
-    changed = [name for name, value in hashes.items() if recorded.get(name, value) != value]
-    if changed and directory.has_checkpoints and pipeline.config.adapter is not None:
+    shape = config_hash(pipeline.config, folder=pipeline.folder)
+    if not directory.has_checkpoints:
+        directory.note(**{"initial_weights": hashes} if hashes else {}, **{"initial_config": shape} if shape else {})
+        return
+    recorded = directory.manifest
+    if shape is not None and recorded.get("initial_config", shape) != shape:
+        raise ResumeError(
+            f"the config.json of {pipeline.config.base_model} has changed since the run in {directory.folder} began; "
+            "restore it, or give this run another folder with --run"
+        )
+    before = recorded.get("initial_weights", {})
+    changed = [name for name, value in hashes.items() if before.get(name, value) != value]
+    if changed and pipeline.config.adapter is not None:
         raise ResumeError(
             f"the weights in {changed[0]} have changed since the run in {directory.folder} began, and its checkpoints "
             "hold an adapter for the earlier ones; restore them, or give this run another folder with --run"
