@@ -28,12 +28,14 @@ def is_missing(value: object) -> bool:
 
 
 def plain_text(value: object) -> str:
-    """Return a string, date or number as text, with 8.0 as 8. Raises CellError for other types."""
+    """Return a string, date, number or boolean as text: 8.0 as 8, True as true. Raises CellError for other types."""
     if isinstance(value, str):
         return value
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    if type(value).__name__ in ("bool", "bool_"):  # of Python or NumPy
+        return "true" if value else "false"
+    if isinstance(value, numbers.Integral):
         return str(int(value))
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if isinstance(value, numbers.Real):
         number = float(str(value))  # via str, so that a 32-bit 0.1 is 0.1 and not 0.10000000149011612
         return str(int(number)) if number.is_integer() and abs(number) < 2**53 else repr(number)
     if isinstance(value, decimal.Decimal):

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import json
 from collections import UserDict, defaultdict
 
 import numpy as np
@@ -53,6 +54,7 @@ def test_columns_used_only_in_the_template_are_read_and_may_be_empty() -> None:
     schema = schema_of(FEATURES["text"], inputs="{name: prompt}", prompt="{template: '{instruction} {input}'}")
     row = {"instruction": "do", "input": None, "o": "x"}
     assert schema.load(row) == {"instruction": "do", "input": "", "o": "x"}
+    assert schema.load(row | {"input": False}) == {"instruction": "do", "input": "false", "o": "x"}
     assert check_rows(schema, [{"instruction": "do", "o": "x"}]).bad == {0: ("column input is missing or empty",)}
 
 
@@ -68,13 +70,23 @@ def test_columns_used_only_in_the_template_are_read_and_may_be_empty() -> None:
         (decimal.Decimal("1.50"), "1.50"),
         (datetime.date(2024, 1, 2), "2024-01-02"),
         (1e300, "1e+300"),
+        (True, "true"),
+        (False, "false"),
+        (np.bool_(True), "true"),
     ],
 )
-def test_numbers_and_dates_are_converted_to_plain_text(value: object, text: str) -> None:
+def test_numbers_dates_and_booleans_are_converted_to_plain_text(value: object, text: str) -> None:
     assert value_of("text", value) == text
 
 
-@pytest.mark.parametrize("value", [True, ["a"], {"a": 1}, np.bool_(True), b"x"])
+@pytest.mark.parametrize("value", [True, False, np.bool_(True)])
+def test_booleans_are_the_same_text_as_input_and_as_label(value: object) -> None:
+    schema = schema_of("{name: o, type: category, decoder: {labels: ['true', 'false']}}")
+    row = schema.load({"q": value, "o": value})
+    assert row["q"] == row["o"] == json.dumps(bool(value))
+
+
+@pytest.mark.parametrize("value", [["a"], {"a": 1}, b"x"])
 def test_a_value_that_is_not_text_is_reported(value: object) -> None:
     assert reason_of("text", value) == f"column o: {value!r} is not text"
 

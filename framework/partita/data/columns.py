@@ -86,8 +86,6 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
 
 def label_text(cell: Any) -> str:
     """Return a cell as the label that a category reads from it: text that looks like a number stays as it is."""
-    if isinstance(cell, bool):
-        return str(cell).lower()
     try:
         return plain_text(cell).strip()
     except CellError:

@@ -74,7 +74,7 @@ def test_cells_may_have_another_separator_numbers_or_no_label() -> None:
         ("c;d", "column tags: 'c;d' is none of the labels a, b"),
         (["a", ["b"]], "column tags: ['b'] is not text"),
         ({"a": 1}, "column tags: {'a': 1} is not text"),
-        (True, "column tags: True is not text"),
+        (True, "column tags: 'true' is none of the labels a, b"),
         ('["a"', "column tags: '[\"a\"' is not JSON (Expecting ',' delimiter: line 1 column 5 (char 4))"),
         ("", "column tags is missing or empty"),
         (None, "column tags is missing or empty"),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import file_digest
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from partita.data.formats.base import MAX_RAW, FileFormat, FileOptions, FileSlice, Position, StreamRow, opened
 from partita.data.formats.signatures import other_content, refuse_pointer
-from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, digest, hash_rows
+from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, Store, digest, hash_rows
 from partita_schema.common.text import first_repeated
 from partita_schema.errors import DataError, shortened
 
@@ -138,20 +138,26 @@ def open_tables(
         options: Have no effect.
     """
     import datasets
+    import pyarrow
 
-    parts = [
-        load(kind, data_files=[path], split="train", label=name) if has_rows(FileSlice(path, name, kind)) else None
-        for path, name in zip(paths, names, strict=True)
-    ]
-    sizes = [0 if part is None else len(part) for part in parts]
+    slices = [FileSlice(path, name, kind) for path, name in zip(paths, names, strict=True)]
+    filled = [file_slice for file_slice in slices if has_rows(file_slice)]
+    parts: list[Any]
+    if all(map(has_known_types, filled)):
+        parts = [load(kind, data_files=[one.path], split="train", label=one.label) for one in filled]
+        join = datasets.concatenate_datasets
+    else:
+        parts = [read_mapped(one) for one in filled]
+        join = partial(pyarrow.concat_tables, promote_options="default")
+    sizes_by_name = {one.label: len(part) for one, part in zip(filled, parts, strict=True)}
+    sizes = [sizes_by_name.get(name, 0) for name in names]
     if not any(sizes):
         raise DataError(f"{', '.join(names[:3])} has no rows")
-    filled = [part for part in parts if part is not None]
     try:
-        table = datasets.concatenate_datasets(filled) if len(filled) > 1 else filled[0]
+        table = join(parts) if len(parts) > 1 else parts[0]
     except (ValueError, TypeError) as error:
         raise DataError(f"the files {', '.join(names[:3])} have different columns: {error}") from None
-    files = np.repeat(np.arange(len(parts)), sizes)
+    files = np.repeat(np.arange(len(names)), sizes)
     numbers = np.concatenate([np.arange(1, size + 1) for size in sizes])
     keys = RowKeys(names, files, numbers)
     hashes = [hash_file(path) if "://" not in path else "" for path in paths]
@@ -172,6 +178,64 @@ def has_rows(file_slice: FileSlice) -> bool:
         return any(batch.num_rows for batch in record_batches(stream, file_slice))
 
 
+def has_known_types(file_slice: FileSlice) -> bool:
+    """Return whether `datasets` can represent the types of all columns of a file with rows.
+
+    Files that are not local are not checked.
+    """
+    import datasets
+
+    if "://" in file_slice.path:
+        return True
+    with opened(file_slice.path, file_slice.label) as stream, readable(file_slice):
+        if file_slice.kind == "parquet":
+            schema = open_parquet(stream, file_slice).schema_arrow
+        else:
+            schema = next(record_batches(stream, file_slice)).schema
+    try:
+        datasets.Features.from_arrow_schema(schema)
+    except Exception:  # a ValueError for an unknown type, or anything for damaged metadata of `datasets`
+        return False
+    return True
+
+
+def read_mapped(file_slice: FileSlice) -> "pyarrow.Table":
+    """Return the rows of a file without `datasets`, mapped from a copy that only this process uses."""
+    import pyarrow
+
+    with (
+        tempfile.TemporaryDirectory(prefix="partita-") as folder,
+        opened(file_slice.path, file_slice.label) as stream,
+        readable(file_slice),
+    ):
+        copy = f"{folder}/rows.arrow"
+        if file_slice.kind == "parquet":
+            batches = open_parquet(stream, file_slice).iter_batches(batch_size=BATCH)
+        else:
+            batches = record_batches(stream, file_slice)
+        first = next(batches)
+        with pyarrow.OSFile(copy, "wb") as sink, pyarrow.ipc.new_stream(sink, first.schema) as writer:
+            for batch in chain([first], batches):
+                writer.write_batch(batch)
+        return pyarrow.ipc.open_stream(pyarrow.memory_map(copy)).read_all()
+
+
+class ArrowStore:
+    """Rows of an Arrow table with columns that `datasets` cannot represent."""
+
+    def __init__(self, table: "pyarrow.Table") -> None:
+        from datasets.table import InMemoryTable
+
+        self._table = InMemoryTable(table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._table.fast_gather(indices).to_pylist() if len(indices) else []
+        return rows
+
+
 def open_parquet(stream: Any, file_slice: FileSlice) -> "pyarrow.parquet.ParquetFile":
     """Return an open Parquet file. Raise DataError if two of its columns have the same name."""
     import pyarrow.parquet
@@ -188,9 +252,15 @@ def check_names(names: Sequence[str], label: str) -> None:
         raise DataError(f"{label} has two columns named {shortened(twice)!r}; rename one")
 
 
-def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | None) -> Rows:
+def readable_rows(table: "datasets.Dataset | pyarrow.Table", keys: RowKeys, *, content: str | None) -> Rows:
     """Return the rows that Python can represent; the others are bad rows. `content` is a hash, if one is known."""
-    batches = table.with_format("arrow").iter(batch_size=BATCH)
+    import pyarrow
+
+    store: Store
+    if isinstance(table, pyarrow.Table):
+        store, batches = ArrowStore(table), iter(table.to_batches(max_chunksize=BATCH))
+    else:
+        store, batches = DatasetStore(table), table.with_format("arrow").iter(batch_size=BATCH)
     unreadable = dict(unreadable_rows(batches))
     bad = [
         BadRow(str(keys[index]), *keys.location(index), row.reason, row.raw, num_before=index - number)
@@ -198,7 +268,6 @@ def readable_rows(table: "datasets.Dataset", keys: RowKeys, *, content: str | No
     ]
     if len(bad) == len(table):
         raise DataError(f"{keys.names[0]} has no good row: {bad[0].key}: {bad[0].reason}")
-    store = DatasetStore(table)
     if not bad:
         fingerprint = hash_rows(store) if content is None else content
         return Rows(store, columns=table.column_names, keys=keys, fingerprint=fingerprint)
@@ -257,8 +326,7 @@ def load(
             if there := UNKNOWN_SPLIT.fullmatch(reason):
                 splits = there[1].replace("'", "")
                 raise DataError(
-                    f"{label} has no split {split}, only {splits}; write {{type: hub, name: {label}, split: ...}}, or "
-                    f"name files, such as {label.rstrip('/')}/*.jsonl"
+                    f"{label} has no split {split}, only {splits}; write {{type: hub, name: {label}, split: ...}}"
                 ) from error
             raise DataError(f"{label} cannot be read: {type(cause).__name__}: {reason}") from error
     return table

@@ -2,7 +2,7 @@
 
 Text formats store every row as JSON text. Parquet, Arrow and Hub datasets are typed and are read by the `datasets`
 library, memory-mapped, through a cache that only this process uses, so that a changed file is never served from the
-cache of an earlier run.
+cache of an earlier run. Folders of `save_to_disk` are mapped where they are.
 """
 
 import glob
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,11 +19,15 @@ from partita.data.formats.base import MAX_ROW_BYTES, FileOptions, FileSlice
 from partita.data.formats.csv import found_in_file
 from partita.data.formats.tables import load, readable_rows
 from partita.data.rows import RowKeys, Rows
+from partita.data.sources.folders import is_saved, load_saved, name_files, refuse_saved_inside
 from partita.data.sources.in_memory import open_custom, open_in_memory
 from partita.data.sources.transcripts import ANSWERS, WantedRows, open_transcripts
 from partita_schema.common.text import nearest
 from partita_schema.errors import DataError, shortened
 from partita_schema.sections.sources import CustomSource, FileSource, HubSource, SimulationSource, Source
+
+if TYPE_CHECKING:
+    import datasets
 
 SHOWN_FILES = 10
 """Number of files of a source whose options are detected for a preview."""
@@ -174,19 +178,32 @@ def open_hub(source: HubSource, *, folder: Path) -> Rows:
     """Return the rows of a dataset on the Hub, or of a folder in its layout."""
     check_path(source.name)
     local = folder / Path(source.name).expanduser()
-    name = str(local) if local.is_dir() else source.name
-    label = Path(source.name).name
-    table = load(
-        name,
-        name=source.subset,
-        split=source.split,
-        revision=source.revision,
-        label=source.name,
-        remote=name != str(local),
-    )
+    if is_saved(local):
+        table, name = load_saved(local, source)
+    else:
+        table, name = load_hub(source, local=local), f"{Path(source.name).name}/{source.split}"
     if not len(table):
         raise DataError(f"{source.name} has no rows in split {source.split}")
-    return readable_rows(table, RowKeys.counted(f"{label}/{source.split}", len(table)), content=None)
+    return readable_rows(table, RowKeys.counted(name, len(table)), content=None)
+
+
+def load_hub(source: HubSource, *, local: Path) -> "datasets.Dataset":
+    """Return a split of a dataset on the Hub, or of `local` if this is a folder."""
+    is_local = local.is_dir()
+    refuse_saved_inside(local, source.name)
+    try:
+        return load(
+            str(local) if is_local else source.name,
+            name=source.subset,
+            split=source.split,
+            revision=source.revision,
+            label=source.name,
+            remote=not is_local,
+        )
+    except DataError as error:
+        if not is_local:
+            raise
+        raise DataError(f"{error}{name_files(local, source.name)}") from error.__cause__
 
 
 def find_files(path: str, *, folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stream Hub datasets, and folders in their layout.
+"""Stream Hub datasets, folders in their layout, and those that `save_to_disk` of `datasets` has written.
 
 Parquet, Arrow and JSON lines are read file by file, so that resuming is fast. Other formats are read by `datasets`,
 which reads its shards again up to a position, without decoding rows.
@@ -12,6 +12,7 @@ from partita.data.formats import FORMATS, format_of
 from partita.data.formats.base import Position, StreamRow
 from partita.data.formats.tables import quiet_datasets, rows_of, table_row
 from partita.data.rows import digest
+from partita.data.sources.folders import is_saved, load_saved, name_files, refuse_saved_inside
 from partita.data.streams.base import Stream
 from partita.data.streams.files import FileStream
 from partita_schema.errors import DataError
@@ -40,6 +41,11 @@ def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_r
     import datasets
 
     local = folder / Path(source.name).expanduser()
+    if is_saved(local):
+        table, name = load_saved(local, source)
+        files = [str(file["filename"]) for file in table.cache_files]
+        return FileStream("arrow", files, name=name, least_shards=least_shards, max_row_bytes=max_row_bytes)
+    refuse_saved_inside(local, source.name)
     path = str(local) if local.is_dir() else source.name
     name = f"{Path(source.name).name}/{source.split}"
     with quiet_datasets():
@@ -55,7 +61,8 @@ def open_hub_stream(source: HubSource, *, folder: Path, least_shards: int, max_r
         except Exception as error:  # pyarrow, fsspec and the Hub client raise exceptions without a common base
             cause = error.__cause__ or error
             reason = " ".join(str(cause).split())[:500]
-            raise DataError(f"{source.name} cannot be read: {type(cause).__name__}: {reason}") from error
+            advice = name_files(local, source.name) if local.is_dir() else ""
+            raise DataError(f"{source.name} cannot be read: {type(cause).__name__}: {reason}{advice}") from error
 
 
 def data_files(builder: Any, split: str) -> list[str]:

@@ -133,7 +133,7 @@ class CategoryOutput(OutputBase):
         known = None if labels is None else frozenset(map(self._written, labels))
 
         def read_label(value: Any) -> str:
-            label = read(str(value).lower() if isinstance(value, bool) else value).strip()
+            label = read(value).strip()
             if known is not None and label not in known:
                 raise CellError(self.why_unknown(label, labels or ()))
             return label

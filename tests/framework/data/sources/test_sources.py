@@ -263,8 +263,8 @@ def test_a_folder_without_the_split_names_those_that_it_has(tmp_path: Path) -> N
     with pytest.raises(DataError) as error:
         open_rows(str(tmp_path), folder=tmp_path)
     assert str(error.value) == (
-        f"{tmp_path} has no split train, only validation, test; write {{type: hub, name: {tmp_path}, split: ...}}, or "
-        f"name files, such as {tmp_path}/*.jsonl"
+        f"{tmp_path} has no split train, only validation, test; write {{type: hub, name: {tmp_path}, split: ...}}; to "
+        f"read its files as they are, write {tmp_path}/**/*.jsonl"
     )
 
 
