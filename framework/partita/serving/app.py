@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from partita.data.formats.json import repeated_key
@@ -26,7 +26,7 @@ from partita.serving.bodies import (
     EmbeddingsBody,
     PredictBody,
     TokenizeBody,
-    reason_of,
+    why_refused,
 )
 from partita.serving.engine import ServingEngine
 from partita.serving.errors import NO_COLUMN, OTHER_MODEL, ApiError
@@ -176,9 +176,8 @@ class Api:
         try:
             body = kind.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            param = str(first["loc"][0]) if first["loc"] else None
-            raise ApiError(400, reason_of(first), param=param) from None
+            reason, param = why_refused(error, content)
+            raise ApiError(400, reason, param=param) from None
         repeated = repeated_key(content)
         if repeated is not None:
             raise ApiError(400, repeated)
@@ -230,12 +229,15 @@ async def refused_by_partita(request: Request, error: Exception) -> Response:
 async def not_found(request: Request, error: Exception) -> Response:
     """Return the response to a request for a path or method that does not exist."""
     assert isinstance(error, HTTPException)
+    path, headers = request.url.path, dict(error.headers or {})
     if error.status_code == 405:
-        message = f"{request.method} is not for {request.url.path}"
+        allowed = sorted(headers["Allow"].split(", "))
+        message = f"{request.method} is not for {path}; send {' or '.join(allowed)}"
+        headers["Allow"] = ", ".join(allowed)
     else:
-        message = f"there is nothing at {request.url.path}; GET /v1/models, POST /v1/chat/completions or /predict"
+        message = f"there is nothing at {path}; GET /v1/models, POST /v1/chat/completions or /predict"
     response = ApiError(error.status_code, message).response()
-    response.headers.update(error.headers or {})
+    response.headers.update(headers)
     return response
 
 
@@ -273,7 +275,7 @@ class UiFiles(StaticFiles):
 def make_app(state: ServerState) -> Any:
     """Return the ASGI application of a server."""
     api = Api(state)
-    routes: list[BaseRoute] = [
+    routes = [
         Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.model),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
@@ -285,7 +287,10 @@ def make_app(state: ServerState) -> Any:
         Route("/metrics", api.prometheus),
     ]
     if state.ui:
-        routes.append(Mount("/", UiFiles(directory=UI, html=True)))
+        files = UiFiles(directory=UI, html=True)
+        # A route for each file: a mount at / would also answer requests to the routes above with another method.
+        paths = ["/", *(f"/{file.name}" for file in UI.iterdir())]
+        routes += [Route(path, files, methods=["GET"]) for path in paths]
     app = Starlette(routes=routes, exception_handlers=dict(HANDLERS))
     public = ("/health",) if not state.ui else ("/health", "/")
     return RequestGuard(app, token=state.token, limits=state.limits, metrics=api.metrics, public=public)

@@ -8,7 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from partita.data.formats.json import has_lone_surrogate
+from partita_schema.common.json_text import parse_json
+from partita_schema.json_values import NOT_UNICODE, is_too_deep
 
 MAX_CHOICES = 64
 MAX_TOP_LOGPROBS = 20
@@ -267,6 +271,43 @@ class EmbeddingsBody(Body):
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise ValueError("write a text or a list of texts; tokens are not read, because they depend on the model")
         return texts
+
+
+def why_refused(error: ValidationError, content: bytes) -> tuple[str, str | None]:
+    """Return the text of the first error of a body, and the key of the body that it is about."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    keys, reason = first["loc"], reason_of(first)
+    if first["type"] == "json_invalid" and (found := place_of_lone_surrogate(content)) is not None:
+        keys = found
+        reason = (
+            f"{'.'.join(map(str, keys)) or 'the body'} is {NOT_UNICODE}; write the whole character, or leave it out"
+        )
+    return reason, str(keys[0]) if keys else None
+
+
+def place_of_lone_surrogate(content: bytes) -> tuple[str | int, ...] | None:
+    """Return the keys of the first text of a JSON value that has half of a surrogate pair; None if none has it.
+
+    JavaScript writes the half of a character as an escape, such as `"\\ud83d"`.
+    """
+    try:
+        value = parse_json(content)
+    except ValueError:
+        return None
+    return None if is_too_deep(value) else keys_of_lone_surrogate(value)
+
+
+def keys_of_lone_surrogate(value: Any) -> tuple[str | int, ...] | None:
+    """Return the keys in a value of the first text that has half of a surrogate pair; of its object if it is a key."""
+    if isinstance(value, str):
+        return () if has_lone_surrogate(value) else None
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if has_lone_surrogate(key):
+            return ()
+        if (keys := keys_of_lone_surrogate(item)) is not None:
+            return key, *keys
+    return None
 
 
 def reason_of(error: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from partita.serving.metrics import ServerMetrics
 
 API = ("/v1/", "/predict", "/tokenize", "/metrics")
 """Paths that need the token; with a page for a browser, its files do not."""
+DISCARDED_BYTES = 64 * 2**20
+"""How much larger than the limit a body may be that is received, and thrown away, before it is refused."""
 
 
 class RequestGuard:
@@ -94,33 +96,47 @@ class RequestGuard:
     async def read_body(self, scope: Scope, receive: Receive) -> Receive | None:
         """Read the body of a request; return a function that receives it, or None if the client is gone.
 
+        A body that is too large is received before it is refused, up to DISCARDED_BYTES more than the limit: many
+        clients send the whole body before they read the response, and would see a broken connection instead.
+
         Raises:
             ApiError: The body is too large or arrives too slowly.
         """
-        most = self.limits.body_bytes
-        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-        if declared.isdigit() and int(declared) > most:
+        most, declared = self.limits.body_bytes, declared_bytes(scope)
+        end = most + DISCARDED_BYTES
+        waits = any(name == b"expect" for name, _ in scope["headers"])
+        if declared > (most if waits else end):
             raise too_large(most)
-        parts, size, more = list[bytes](), 0, True
+        parts, size, more, is_large = list[bytes](), 0, True, declared > most
         try:
             async with asyncio.timeout(self.limits.body_seconds):
-                while more:
+                while more and size <= end:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return None
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
+                    part = message.get("body", b"")
+                    size += len(part)
+                    is_large = is_large or size > most
+                    if not is_large:
+                        parts.append(part)
                     more = message.get("more_body", False)
-                    if size > most:
-                        raise too_large(most)
         except TimeoutError:
-            raise ApiError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+            if not is_large:
+                raise ApiError(408, f"the body did not arrive within {self.limits.body_seconds:g} s") from None
+        if is_large:
+            raise too_large(most)
         messages: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
 
         async def body() -> Message:
             return messages.pop() if messages else await receive()
 
         return body
+
+
+def declared_bytes(scope: Scope) -> int:
+    """Return the announced size of the body of a request; 0 if none is announced."""
+    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+    return int(declared) if declared.isdigit() else 0
 
 
 def too_large(most: int) -> ApiError:

@@ -6,6 +6,8 @@ import socket
 import struct
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -542,12 +544,48 @@ def test_paths_and_methods_that_do_not_exist(server: RunningServer) -> None:
     missing = httpx2.get(server.url + "/v2/x")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
     assert "there is nothing at /v2/x" in error_of(missing)
-    wrong = httpx2.get(server.url + "/tokenize")
-    assert wrong.status_code == 405
-    assert error_of(wrong) == "GET is not for /tokenize"
     broken = httpx2.post(server.url + "/predict", content=b'{"rows": [')
     assert broken.status_code == 400
     assert "Invalid JSON" in error_of(broken)
+
+
+@pytest.mark.parametrize("ui", [False, True])
+def test_a_wrong_method_is_answered_with_those_of_the_path(model: Model, ui: bool) -> None:
+    wrong = {("GET", "/tokenize"): "POST", ("PUT", "/health"): "GET, HEAD", ("DELETE", "/predict"): "GET, HEAD, POST"}
+    if ui:
+        wrong |= {("POST", "/"): "GET, HEAD", ("POST", "/chat.js"): "GET, HEAD"}
+    with running(model, ui=ui) as server:
+        for (method, path), allowed in wrong.items():
+            response = httpx2.request(method, server.url + path)
+            assert (response.status_code, response.headers["allow"]) == (405, allowed)
+            assert error_of(response) == f"{method} is not for {path}; send {allowed.replace(', ', ' or ')}"
+        assert httpx2.get(server.url + "/nothing").status_code == 404
+        pages = [httpx2.get(server.url + path) for path in ("/", "/chat.js", "/icon.svg")]
+        assert [page.status_code for page in pages] == [200 if ui else 404] * 3
+        assert ["content-security-policy" in page.headers for page in pages] == [ui] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "place"),
+    [
+        ("/v1/chat/completions", r'{"messages": [{"role": "user", "content": "a \ud83d"}]}', "messages.0.content"),
+        ("/v1/completions", r'{"prompt": ["\ud83d\ude00", "\ude00"]}', "prompt.1"),
+        ("/predict", r'{"rows": [{"question": "a"}, {"question\udc00": "a"}]}', "rows.1"),
+        ("/predict", r'"\ud800"', "the body"),
+    ],
+)
+def test_half_of_a_character_in_a_body_is_named(server: RunningServer, path: str, content: str, place: str) -> None:
+    response = httpx2.post(server.url + path, content=content)
+    assert response.status_code == 400
+    wanted = f"{place} is not Unicode: half of a surrogate pair; write the whole character, or leave it out"
+    assert error_of(response) == wanted
+
+
+def test_half_of_a_character_deep_in_a_body_is_no_failure(server: RunningServer) -> None:
+    content = r'{"rows": ' + "[" * 3000 + r'"\ud800"' + "]" * 3000 + "}"
+    response = httpx2.post(server.url + "/predict", content=content)
+    assert response.status_code == 400
+    assert "Invalid JSON" in error_of(response)
 
 
 def test_pages_of_other_sites_are_refused_without_a_token(server: RunningServer) -> None:
@@ -579,10 +617,32 @@ def test_limits_of_bodies_and_time(model: Model) -> None:
         assert error_of(large) == "the body is larger than 2,000 bytes; send less at a time"
         parts = httpx2.post(server.url + "/predict", content=iter([b"x" * 1500] * 3))
         assert parts.status_code == 413
+        with pytest.raises(urllib.error.HTTPError) as refused:  # it sends the whole body before it reads
+            urllib.request.urlopen(server.url + "/predict", b"x" * 5 * 2**20, timeout=30)
+        with refused.value as answer:
+            assert answer.code == 413
+            assert json.load(answer)["error"]["message"] == error_of(large)
         late = post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1000, "temperature": 0})
         assert late.status_code == 504
         assert error_of(late) == "no answer within 0.3 s; ask for fewer tokens, or try again later"
         wait_for(lambda: server.engine.is_idle)
+
+
+@pytest.mark.parametrize(
+    "header", ["Content-Length: 99999999", "Transfer-Encoding: chunked", "Content-Length: 3000\r\nExpect: 100-continue"]
+)
+def test_a_body_without_an_end_is_not_received(model: Model, header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.serving.guard.DISCARDED_BYTES", 10_000)
+    with running(model, limits=ServerLimits(body_bytes=2000)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(f"POST /predict HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode())
+            if "chunked" in header:
+                client.sendall(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+                client.sendall(b"2af9\r\n" + b"x" * 11_001 + b"\r\n")
+            answer = b"".join(iter(lambda: client.recv(4096), b"")).decode()
+    assert answer.startswith("HTTP/1.1 413 ")
+    assert "the body is larger than 2,000 bytes; send less at a time" in answer
 
 
 def slow_down(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

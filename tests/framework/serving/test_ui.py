@@ -27,6 +27,7 @@ MIN_CONTRAST = 4.5
 """Of text and its background (WCAG 2.2, success criterion 1.4.3)."""
 SENT = "!document.getElementById('regenerate').disabled"
 """Whether the last message has its answer."""
+FORM = "write an object with messages in each line, or a JSON list of such objects."
 FEW_TOKENS, MANY_TOKENS = "20", "1500"
 
 HOSTILE = [
@@ -316,6 +317,64 @@ def test_a_saved_chat_is_loaded_again_and_incomplete_answers_have_no_weight(page
     assert page.console == []
 
 
+def test_weights_of_messages_are_kept(page: Browser, tmp_path: Path) -> None:
+    chat = [
+        {"role": "system", "content": "be short", "weight": 0},
+        {"role": "user", "content": "red", "weight": 1},
+        {"role": "assistant", "content": "blue", "weight": 0.5},
+        {"role": "assistant", "content": "green"},
+    ]
+    write_json_lines(tmp_path / "weights.jsonl", [{"messages": [*chat[:3], {**chat[3], "weight": None}]}])
+    page.upload("#file", tmp_path / "weights.jsonl")
+    page.wait("document.querySelectorAll('article').length === 3")
+    page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    page.click("#save")
+    while not (files := list(tmp_path.glob("chat-*.jsonl"))):
+        time.sleep(0.02)
+    assert read_json_lines(files[0]) == [{"messages": chat}]
+    page.click("#regenerate")
+    page.wait(SENT)
+    assert messages(page)[2][1] != "green"
+    assert page.text("#error") == ""
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_file_is_loaded(page: Browser, is_list: bool, indent: int | None, tmp_path: Path) -> None:
+    chats = [{"messages": [{"role": "user", "content": text}]} for text in ("red", "blue")]
+    content = json.dumps(chats if is_list else chats[1], indent=indent)
+    (tmp_path / "chats.json").write_text(content, encoding="utf-8-sig")
+    page.upload("#file", tmp_path / "chats.json")
+    page.wait("document.querySelectorAll('article').length === 1")
+    assert messages(page) == [["user", "blue"]]
+    assert page.text("#note") == ("The file has 2 dialogues; this is the last one." if is_list else "")
+
+
+def test_texts_from_right_to_left_are_shown_so(page: Browser, tmp_path: Path) -> None:
+    arabic = "\u0645\u0631\u062d\u0628\u0627"
+    parts = [
+        f"# {arabic}",
+        f"{arabic} (a).",
+        f"- {arabic}",
+        f"> {arabic}",
+        f"| {arabic} |\n| --- |",
+        "```\na\n```",
+        "a",
+    ]
+    chat = [{"role": "user", "content": f"{arabic} a."}, {"role": "assistant", "content": "\n\n".join(parts)}]
+    write_json_lines(tmp_path / "arabic.jsonl", [{"messages": chat}])
+    page.upload("#file", tmp_path / "arabic.jsonl")
+    page.wait("document.querySelectorAll('article').length === 2")
+    page.fill("#message", arabic)
+
+    shown = "article.user > div:nth-child(2), article.assistant > div:nth-child(2) > *, #message"
+    directions = page.run(f"[...document.querySelectorAll('{shown}')].map(one => getComputedStyle(one).direction)")
+
+    assert directions == ["rtl"] * 6 + ["ltr", "ltr", "rtl"]
+    page.fill("#message", "a")
+    assert page.run("getComputedStyle(document.getElementById('message')).direction") == "ltr"
+
+
 def test_an_unsaved_chat_is_discarded_after_a_question(page: Browser) -> None:
     send(page, "red")
     page.click("#new")
@@ -326,20 +385,32 @@ def test_an_unsaved_chat_is_discarded_after_a_question(page: Browser) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "The file is empty; it must have a line of JSON with messages."),
-        ("{", "Line 1 is not JSON ("),
-        ('{"text": "a"}', "Line 1 has no list of messages; each line must be an object with messages."),
+        ("", f"The file is empty; {FORM}"),
+        (" []", f"The file is empty; {FORM}"),
+        ("{", "The file is not JSON ("),
+        ('{"messages": []}\n{', "Line 2 is not JSON ("),
+        ('{"text": "a"}', f"The file has no list of messages; {FORM}"),
+        ('{"messages": []}\n\n{"text": "a"}', f"Line 3 has no list of messages; {FORM}"),
+        ('[{"messages": []},\n{"text": "a"}]', f"Dialogue 2 has no list of messages; {FORM}"),
+        (
+            '{"messages": [], "tools": [], "id": 3}',
+            "The file has tools, id beside messages; this page reads only messages, and Save would lose the rest.",
+        ),
         (
             '{"messages": [{"role": "narrator", "content": "a"}]}',
-            'Line 1, message 1: the role is "narrator"; it must be one of system, user, assistant, tool.',
+            'The file, message 1: the role is "narrator"; it must be one of system, user, assistant, tool.',
         ),
         (
             '{"messages": [{"role": "assistant", "content": "", "tool_calls": []}]}',
-            "Line 1, message 1 has tool_calls; this page reads only a role, text as content, and a weight.",
+            "The file, message 1 has tool_calls; this page reads only a role, text as content, and a weight.",
         ),
         (
             '{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
-            "Line 1, message 1 has content that is not text; this page reads only",
+            "The file, message 1 has content that is not text; this page reads only",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": "a", "weight": "0"}]}',
+            'The file, message 1: the weight is "0"; it must be a number, such as 0 or 1.',
         ),
     ],
 )

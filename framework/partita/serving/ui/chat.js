@@ -15,6 +15,7 @@ const log = at("log");
 let messages = []; // MessageView objects without the system prompt
 let numLeftOut = 0; // messages at the beginning that no longer fit into the context of the model
 let running = null; // AbortController of the answer that is being generated
+let systemWeight; // weight of a system prompt that was loaded with one
 let isSaved = true;
 let model = null; // the model as /v1/models describes it, once it is known
 
@@ -49,8 +50,8 @@ function updateButtons() {
   at("save").disabled = Boolean(running) || !messages.length;
 }
 
-function add(role, content) {
-  const message = new MessageView(role, content);
+function add(role, content, weight) {
+  const message = new MessageView(role, content, weight);
   messages.push(message);
   log.append(message.node);
   scroll();
@@ -79,8 +80,8 @@ function settings() {
 // Return the messages of the chat with the system prompt first.
 function dialogue(from = 0) {
   const system = at("system").value.trim();
-  const asked = messages.slice(from).map(({ role, content, isComplete }) => ({ role, content, isComplete }));
-  return system ? [{ role: "system", content: system }, ...asked] : asked;
+  const asked = messages.slice(from);
+  return system ? [{ role: "system", content: system, weight: systemWeight }, ...asked] : asked;
 }
 
 // Leave out the oldest question and its answer. Return whether a question is left.
@@ -203,14 +204,18 @@ function regenerate() {
   });
 }
 
-// Replace the chat, after a question if it would be lost. Return whether it was replaced.
+// Replace the chat, after a question if it would be lost, and also the system prompt if one is given. Return whether
+// the chat was replaced.
 function replaceChat(withMessages = [], system = null) {
   if (!isSaved && messages.length && !confirm("This chat is not saved. Discard it?")) return false;
   messages = [];
   log.replaceChildren();
   numLeftOut = 0;
-  if (system !== null) at("system").value = system;
-  for (const { role, content, isComplete } of withMessages) add(role, content).isComplete = isComplete;
+  if (system !== null) {
+    at("system").value = system.content;
+    systemWeight = system.weight;
+  }
+  for (const { role, content, weight } of withMessages) add(role, content, weight);
   isSaved = true;
   show("error", "");
   show("note", "");
@@ -233,8 +238,8 @@ async function load() {
   if (!file) return;
   try {
     const { messages: all, count } = fromFile(await file.text());
-    const system = all[0]?.role === "system" ? all[0].content : "";
-    const isLoaded = replaceChat(system ? all.slice(1) : all, system);
+    const system = all[0]?.role === "system" && all[0].content.trim() ? all[0] : null;
+    const isLoaded = replaceChat(system ? all.slice(1) : all, system ?? { content: "" });
     if (isLoaded && count > 1) show("note", `The file has ${count} dialogues; this is the last one.`);
   } catch (error) {
     showError(error);

@@ -14,9 +14,11 @@ const READERS = { "`": code, "[": link, "*": emphasis, "_": emphasis, "~": empha
 const ESCAPED = /[!-/:-@[-`{-~]/;
 const WORD = /[\p{L}\p{N}]/u;
 
-// Return a document fragment of Markdown text.
+// Return a document fragment of Markdown text. Each block is written from right to left if its text begins so.
 export function renderMarkdown(text) {
-  return blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
+  const result = blocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
+  for (const block of result.children) block.dir = "auto";
+  return result;
 }
 
 function element(tag, ...children) {

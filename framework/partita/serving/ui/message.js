@@ -6,10 +6,11 @@ import { tokenWriter } from "./tokens.js";
 const TITLES = { user: "You", assistant: "Model", tool: "Tool", system: "System" };
 
 export class MessageView {
-  constructor(role, content = "") {
-    this.isComplete = true;
+  // `weight` is that of the message in training; undefined if it has none.
+  constructor(role, content = "", weight = undefined) {
     this.role = role;
     this.content = content;
+    this.weight = weight;
     this.tokens = [];
     this.showsTokens = false;
     this.node = document.createElement("article");
@@ -26,6 +27,7 @@ export class MessageView {
     copy.addEventListener("click", () => this.copy(copy));
     head.append(title, copy);
     this.text = document.createElement("div");
+    this.text.dir = "auto"; // from right to left if the text begins so
     this.meta = document.createElement("p");
     this.meta.className = "meta";
     this.meta.hidden = true;
@@ -52,9 +54,10 @@ export class MessageView {
     this.draw();
   }
 
-  // Show what is known of an answer that has ended. An answer that was stopped or reached the limit is not complete.
+  // Show what is known of an answer that has ended. An answer that was stopped or reached the limit is not complete: it
+  // has the weight 0, so that training does not learn its end.
   end(meta, isComplete) {
-    this.isComplete = isComplete;
+    this.weight = isComplete ? undefined : 0;
     this.meta.textContent = meta;
     this.meta.hidden = !meta;
     this.node.removeAttribute("aria-busy");
