@@ -75,6 +75,8 @@ class TrainEngine:
             else None
         )
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.trained: Sequence[torch.nn.Parameter] = ()
+        """The trained parameters, in the order of the module."""
         self.had_gradients: Sequence[bool] = ()
         """For each trained parameter, whether it had a gradient in the last step of a dry run; () before the first."""
         self.before = {name: vars(lm.module)[name] for name in PREPARED if name in vars(lm.module)}
@@ -91,6 +93,7 @@ class TrainEngine:
             self.optimizers.clear()
             self.accelerator.free_memory()  # its list would keep them alive, and unscale their gradients too
         parameters = {name: p for name, p in self.lm.module.named_parameters() if p.requires_grad}
+        self.trained = list(parameters.values())
         built = build_optimizers(
             self.config.optimizer,
             parameters,
@@ -144,7 +147,7 @@ class TrainEngine:
 
     def has_gradients(self) -> list[bool]:
         """Return for each trained parameter whether it has a gradient."""
-        return [parameter.grad is not None for parameter in self.lm.module.parameters() if parameter.requires_grad]
+        return [parameter.grad is not None for parameter in self.trained]
 
     def all_reduce_gradients(self, there_are: Sequence[Sequence[bool]]) -> None:
         """Sum the gradients over the ranks, given the result of `has_gradients` of each rank.
@@ -153,20 +156,18 @@ class TrainEngine:
         """
         if self.process_group.world_size == 1 or self.shards is not None:
             return
-        parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
-        for parameter, somewhere in zip(parameters, map(any, zip(*there_are, strict=True)), strict=True):
+        for parameter, somewhere in zip(self.trained, map(any, zip(*there_are, strict=True)), strict=True):
             if somewhere and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.process_group.all_reduce_sum_([parameter.grad for parameter in parameters if parameter.grad is not None])
+        self.process_group.all_reduce_sum_([parameter.grad for parameter in self.trained if parameter.grad is not None])
 
     def clip(self) -> torch.Tensor:
         """Clip the gradients and return their norm before clipping, a scalar on the device."""
         clipping = self.config.gradient_clipping
-        parameters = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
         limit = math.inf if clipping.clipglobalnorm is None else clipping.clipglobalnorm
-        norm: torch.Tensor = full_tensor(self.accelerator.clip_grad_norm_(parameters, limit))
+        norm: torch.Tensor = full_tensor(self.accelerator.clip_grad_norm_(self.trained, limit))
         if clipping.clipvalue is not None:
-            self.accelerator.clip_grad_value_(parameters, clipping.clipvalue)
+            self.accelerator.clip_grad_value_(self.trained, clipping.clipvalue)
         return norm
 
     def optimizer_step(self, number: int) -> None:
@@ -212,8 +213,7 @@ class TrainEngine:
 
     def allocate_gradients(self) -> None:
         """Create zero gradients of the parameters that had one in the last step of a dry run."""
-        trained = [parameter for parameter in self.lm.module.parameters() if parameter.requires_grad]
-        for parameter, had_one in zip(trained, self.had_gradients, strict=False):
+        for parameter, had_one in zip(self.trained, self.had_gradients, strict=False):
             if had_one:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -239,7 +239,7 @@ class TrainEngine:
         for name in PREPARED:
             own.pop(name, None)
         own.update(self.before)
-        self.module = self.lm.module
+        self.module, self.trained = self.lm.module, ()
         if self.optimizers:
             self.optimizers.clear()
             self.accelerator.free_memory()

@@ -1,6 +1,6 @@
 """A loaded model that can be trained and saved: what models that write text and models with a head share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from partita.lm.adapters.adalora import AdaloraBudget
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.training.exporting import changed_tensors, export, identity
 from partita.lm.training.freezing import trained_parameters
+from partita.lm.training.mode import ModeSwitch
 from partita.lm.training.neftune import EmbeddingNoise
 from partita.lm.training.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
 from partita.tokenizers.hub import short_digest, tensors_digest
@@ -28,6 +29,7 @@ class TrainedModel(LoadedModel):
         adapter = self.config.adapter
         trains_ranks = isinstance(adapter, AdaloraAdapter) and bool(trained_parameters(self.module))
         self.budget = AdaloraBudget(self.adapted, adapter) if trains_ranks else None  # type: ignore[arg-type]
+        self._switch_mode: Callable[[bool], object] = self.module.train
         self._starting: dict[str, torch.Tensor] | None = None
         self._identity: str | None = None
         self._fingerprint: str | None = None
@@ -35,7 +37,9 @@ class TrainedModel(LoadedModel):
     # Training
 
     def prepare_training(self, total_steps: int) -> None:
-        """Set up what depends on the number of optimizer steps."""
+        """Set up what the steps need, some of which depends on their number."""
+        if not getattr(self.config.trainer, "compile", False):  # compiled code checks the mode in ways of its own
+            self._switch_mode = ModeSwitch(self.module)
         if self.budget is not None:
             self.budget.plan(total_steps)
 
@@ -52,12 +56,12 @@ class TrainedModel(LoadedModel):
     def training(self) -> Iterator[None]:
         """Switch to training mode, with NEFTune noise if configured; restore the mode on exit."""
         before = self.module.training
-        self.module.train()
+        self._switch_mode(True)
         try:
             with self.noise.switched_on() if self.noise is not None else nullcontext():
                 yield
         finally:
-            self.module.train(before)
+            self._switch_mode(before)
 
     def keep_reference(self) -> None:
         """Copy the weights that training changes, for `reference`. Call it before the first step and before a resume.

@@ -106,7 +106,7 @@ def accumulate(
     """
 
     def run_micro_batch(batch: Batch) -> MicroBatchLoss:
-        torch.manual_seed(noise_seed(seed, number, batch))
+        seed_generators(noise_seed(seed, number, batch), device=engine.device)
         return engine.forward_backward(
             batch, denominator=global_stats.denominator, loss_tokens=global_stats.loss_tokens
         )
@@ -122,6 +122,17 @@ def accumulate(
             return MicroBatchLosses(micro_batches, losses)
         clear_gradients(engine.lm.module)
         splitter.halve(micro_batches[len(losses)], number=number, failure=failure)
+
+
+def seed_generators(seed: int, *, device: torch.device) -> None:
+    """Seed the random numbers of dropout and noise.
+
+    On a CPU, `torch.manual_seed` would format the call stack three times, for accelerators that are not used.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def run_all(
