@@ -5,8 +5,9 @@ time, the update takes up to a third of the time of the base layer with a hundre
 with a dimension of r are memory-bound, and scaling and adding are extra passes, in forward and backward. Here both
 directions add the update to the base layer's result within the matrix product, and r is the first dimension of small
 matrices, which is faster. peft still owns the layers, their parameters and their state, and computes whatever is not
-plain: dropout, DoRA, merged or disabled adapters, several adapters, quantized or 16-bit weights, autocast. Without
-gradients, the operations are those of peft, so that answers are the same.
+plain: dropout, DoRA, merged or disabled adapters, several adapters, quantized or 16-bit weights, autocast. Under
+autocast, inputs of 16 bits are not converted to float32 and back. Without gradients, the operations are those of peft,
+so that answers are the same.
 
 Shapes: N tokens, I inputs, O outputs, R rank.
 """
@@ -106,6 +107,13 @@ def fused_class() -> Any:
             if not args and not kwargs:
                 result = self.trained(x) if torch.is_grad_enabled() else self.answered(x)
             return super().forward(x, *args, **kwargs) if result is None else result
+
+        def _cast_input_dtype(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            """Return the inputs of the adapter; peft would convert them to float32, and autocast back to 16 bits."""
+            if casts_products(x.device.type) and not self.lora_variant:
+                return x
+            converted: torch.Tensor = super()._cast_input_dtype(x, dtype)
+            return converted
 
         def trained(self, x: torch.Tensor) -> torch.Tensor | None:
             """Return the result [..., O] for training; None if the layer is not plain."""

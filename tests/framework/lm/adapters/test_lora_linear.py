@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from partita.lm.adapters.lora_linear import LoraLinear, fuse_lora, fused_class, plain_adapter, unmodified_adapter
 
@@ -268,6 +269,40 @@ def test_peft_computes_under_autocast_and_in_16_bits() -> None:
     assert is_plain(module)
     assert not is_plain(module, x=torch.zeros(2, 24, dtype=torch.bfloat16))
     assert not is_plain(module.bfloat16(), x=torch.zeros(2, 24, dtype=torch.bfloat16))
+
+
+class Widened(TorchDispatchMode):
+    """Counts the copies of 16-bit activations to float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._to_copy.default and args[0].ndim == 3:
+            self.count += (args[0].dtype, result.dtype) == (torch.bfloat16, torch.float32)
+        return result
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_inputs_of_16_bits_are_not_converted_under_autocast(dropout: float) -> None:
+    found, counts = [], []
+    x = torch.randn(3, 7, 24, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for fuses in (False, True):
+        module = adapted(lora_dropout=dropout)
+        for layer in layers(module):
+            layer.base_layer.bfloat16()
+        if fuses:
+            fuse_lora(module)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with Widened() as widened:
+                module(x)
+            counts.append(widened.count)
+            found.append(outcome(module, x=x))
+    assert counts == [2, 0]
+    if not dropout:  # its random numbers depend on the dtype
+        assert all(map(torch.equal, *found))
 
 
 def test_state_dict_and_module_names_equal_those_of_peft(tmp_path: Any) -> None:
