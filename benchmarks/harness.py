@@ -272,9 +272,9 @@ def git(*words: str) -> str:
 
 
 def output_of(*words: str) -> str:
-    """Return what a program prints, without spaces around it; empty if there is no such program."""
+    """Return what a program prints, without spaces around it; empty if it fails or does not exist."""
     try:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return ""
-    return done.stdout.strip()
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -15,6 +15,7 @@ from partita.lm.training.neftune import EmbeddingNoise
 from partita.lm.training.saving import INITIAL, check_initial, read_checkpoint, restore_parameters, write_checkpoint
 from partita.tokenizers.hub import short_digest, tensors_digest
 from partita_schema.sections.adapter import AdaloraAdapter, LoraAdapter
+from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers.sharding import exchange_weights
 
 
@@ -38,7 +39,9 @@ class TrainedModel(LoadedModel):
 
     def prepare_training(self, total_steps: int) -> None:
         """Set up what the steps need, some of which depends on their number."""
-        if not getattr(self.config.trainer, "compile", False):  # compiled code checks the mode in ways of its own
+        trainer = self.config.trainer
+        # Compiled code checks the mode in ways of its own.
+        if not (isinstance(trainer, CustomTrainer) or getattr(trainer, "compile", False)):
             self._switch_mode = ModeSwitch(self.module)
         if self.budget is not None:
             self.budget.plan(total_steps)

@@ -65,7 +65,7 @@ def evaluate_base(evaluations: Evaluations, planned: PlannedLoader | None) -> No
         logger.info(
             "the model is not evaluated before training, which would cost about %s; write trainer.evaluate_base: true "
             "for it",
-            f"{100 * share:.0f} % of the training" if share < 2 else f"{share:,.0f} times the training",
+            cost_in_words(share),
         )
         return
     with preserved(pipeline.lm):
@@ -107,6 +107,11 @@ def why_meaningless(pipeline: LocalPipeline) -> str | None:
     if lm.virtual_tokens and lm.adapter_source is None:
         return NEW_VIRTUAL_TOKENS
     return None
+
+
+def cost_in_words(share: float) -> str:
+    """Return a share of the training as a percentage, or from two times it on as a number of times."""
+    return f"{100 * share:.0f} % of the training" if share < 2 else f"{share:,.0f} times the training"
 
 
 def share_of_training(

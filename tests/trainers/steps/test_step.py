@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from partita_schema.errors import TrainingError
 from partita_trainers.base import Batch
 from partita_trainers.checkpoints.checkpoint import checkpoint_name, list_checkpoints
+from partita_trainers.steps.gradients import seed_generators
 from partita_trainers.steps.micro_batches import MicroBatchSplitter, split_batch
 from partita_trainers.steps.step_stats import batch_digest
 
@@ -50,6 +51,14 @@ def batch_of(lengths: list[int]) -> Batch:
     for row, length in enumerate(lengths):
         labels[row, length:] = -100
     return Batch(ids, labels, torch.tensor(lengths), tuple(f"row {row}" for row in range(len(lengths))))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_random_numbers_are_those_of_a_seeded_torch(device: str) -> None:
+    torch.manual_seed(7)
+    wanted = torch.rand(5)
+    seed_generators(7, device=torch.device(device))
+    assert torch.equal(torch.rand(5), wanted)
 
 
 @settings(deadline=None)

@@ -200,7 +200,10 @@ def has_known_types(file_slice: FileSlice) -> bool:
 
 
 def read_mapped(file_slice: FileSlice) -> "pyarrow.Table":
-    """Return the rows of a file without `datasets`, mapped from a copy that only this process uses."""
+    """Return the rows of a file without `datasets`, mapped from a copy in the temporary folder of the system.
+
+    The copy has no name any more once it is mapped, and its space is free when the rows are.
+    """
     import pyarrow
 
     with (

@@ -34,13 +34,15 @@ def load_saved(folder: Path, source: HubSource) -> "tuple[datasets.Dataset, str]
     """
     import datasets
 
-    label = Path(source.name).name
+    label = folder.resolve().name
     for key in ("subset", "revision"):
         if getattr(source, key) is not None:
             raise DataError(f"{source.name} is a folder of save_to_disk, which has no {key}; remove {key}")
     with quiet_datasets():
         try:
             saved = datasets.load_from_disk(str(folder), keep_in_memory=False)
+        except IndexError:  # there is no file with rows
+            raise DataError(f"{source.name} has no rows") from None
         except Exception as error:  # pyarrow and fsspec raise exceptions without a common base
             reason = " ".join(str(error).split())[:500]
             raise DataError(f"{source.name} cannot be read: {type(error).__name__}: {reason}") from error
@@ -57,14 +59,15 @@ def load_saved(folder: Path, source: HubSource) -> "tuple[datasets.Dataset, str]
 
 
 def refuse_saved_inside(folder: Path, label: str) -> None:
-    """Raise DataError if a folder holds folders of `is_saved`: all of their files would be read, cached ones too.
+    """Raise DataError if a folder holds nothing but folders of `is_saved`: cached files in them would be read too.
 
     Args:
         folder: The folder, which may not exist.
         label: Its name in messages.
     """
-    inside = sorted(path.name for path in folder.iterdir() if is_saved(path)) if folder.is_dir() else []
-    if inside:
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    inside = [path.name for path in paths if is_saved(path)]
+    if inside and not any(path.is_file() and format_of(path.name) for path in paths):
         raise DataError(
             f"{label} is a folder of datasets that save_to_disk has written ({', '.join(inside[:3])}); write one of "
             f"them, such as {label.rstrip('/')}/{inside[0]}"

@@ -22,8 +22,7 @@ VERDICTS = {"true": True, "yes": True, "good": True, "1": True, "false": False, 
 
 def read_verdict(value: Any) -> bool:
     """Return whether a label says that an answer is good. Raise CellError if it does not say so."""
-    written = str(value) if isinstance(value, bool) else plain_text(value)
-    verdict = VERDICTS.get(written.strip().lower())
+    verdict = VERDICTS.get(plain_text(value).strip().lower())
     if verdict is None:
         raise CellError(
             f"{shown(value)} does not say whether the answer is good; write true or false, 1 or 0, yes or no, or good "

@@ -117,6 +117,20 @@ def test_the_split_of_a_single_saved_dataset_may_be_named(tmp_path: Path) -> Non
     assert all_of("one", tmp_path) == all_of({"type": "hub", "name": "one", "split": "test"}, tmp_path) == ROWS
 
 
+def test_a_saved_dataset_without_rows_is_an_error(tmp_path: Path) -> None:
+    with quiet_datasets():
+        datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path / "none")
+    assert failure("none", tmp_path).endswith("none has no rows")
+
+
+def test_a_saved_dataset_beside_files_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "train.csv").write_text("text\na\nb\n")
+    with quiet_datasets():
+        datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "both" / "cached")
+    assert [row["text"] for row in all_of("both", tmp_path)] == ["a", "b"]
+
+
 def test_a_folder_of_saved_datasets_is_refused(folder: Path) -> None:
     (folder / "parts" / "dataset_dict.json").unlink()
     expected = (

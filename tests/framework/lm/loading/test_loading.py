@@ -209,7 +209,7 @@ def test_a_tokenizer_that_is_too_large_for_the_model_is_refused(small, tmp_path:
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
+def chosen_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
     """Return the GPUs that become the current one; undo settings of GPUs that a test makes."""
     found: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
@@ -219,7 +219,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
     set_allocator_settings("")
 
 
-def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch, chosen: list[torch.device]) -> None:
+def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch, chosen_gpus: list[torch.device]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert find_device(ModelParameters()) == torch.device("cpu")
@@ -230,22 +230,22 @@ def test_devices_are_resolved_or_reported(monkeypatch: pytest.MonkeyPatch, chose
     assert find_device(ModelParameters()) == torch.device("cuda", 0)
     with pytest.raises(ModelError, match=r"there is no cuda:3; torch sees 1 cuda devices"):
         find_device(ModelParameters(device="cuda:3"))
-    assert chosen == [torch.device("cuda", 0)]
+    assert chosen_gpus == [torch.device("cuda", 0)]
 
 
 def test_a_gpu_becomes_the_current_one_and_its_attention_plans_no_shapes(
-    monkeypatch: pytest.MonkeyPatch, chosen: list[torch.device]
+    monkeypatch: pytest.MonkeyPatch, chosen_gpus: list[torch.device]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert find_device(ModelParameters(device="cuda:1")) == torch.device("cuda", 1)
-    assert chosen == [torch.device("cuda", 1)]
+    assert chosen_gpus == [torch.device("cuda", 1)]
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch grows segments on Linux")
-@pytest.mark.usefixtures("chosen")
+@pytest.mark.usefixtures("chosen_gpus")
 @pytest.mark.parametrize("begun", [False, True], ids=["before CUDA is initialized", "after"])
 @pytest.mark.parametrize("mine", ["", "max_split_size_mb:64"])
 def test_cuda_uses_expandable_segments_unless_the_allocator_is_configured(

@@ -52,6 +52,15 @@ def test_steps_leave_the_model_in_evaluation_mode(
     loss: Callable[..., torch.Tensor] = lm.loss
     monkeypatch.setattr(lm, "loss", lambda *arguments: seen.append(modes(lm.module)) or loss(*arguments))
     lm.module.eval()
+    lm.prepare_training(2)
+    assert isinstance(lm._switch_mode, ModeSwitch)
     small.take_steps(lm, steps=2)
     assert seen == [{True}, {True}]
     assert modes(lm.module) == {False}
+
+
+@pytest.mark.parametrize("trainer", [{"type": "finetune", "compile": True}, {"type": "custom", "target": "a:B"}])
+def test_a_module_that_may_be_compiled_is_switched_by_torch(small: Any, trainer: dict[str, Any]) -> None:
+    lm = small.load(small.config(trainer=trainer))
+    lm.prepare_training(2)
+    assert lm._switch_mode == lm.module.train
