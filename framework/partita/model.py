@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 class Model:
     """A language model described by a configuration.
 
-    One thread at a time uses it; calls from other threads wait. Several objects can work at the same time.
+    One thread at a time uses it; calls from other threads wait. Several objects can work at the same time. Code that a
+    verb calls, such as a callback or a world, uses the same Model only in the thread in which it is called.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class ManifestRecord(Record):
     stopped_early = fields.Boolean()
     config = fields.Dict(keys=fields.String())
     folder = fields.String()
-    initial_config = fields.String()
+    initial_config = fields.Dict(keys=fields.String())
     initial_weights = fields.Dict(keys=fields.String(), values=fields.String())
     labels = fields.Dict(keys=fields.String(), values=fields.List(fields.String()))
     number_format = fields.Dict(keys=fields.String())

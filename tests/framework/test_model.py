@@ -5,6 +5,7 @@ import json
 import logging
 import pickle
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -517,7 +518,7 @@ def test_evaluation_after_training_on_given_rows_uses_their_held_out_rows(colour
     assert again.train(colours.rows(80), run=tmp_path / "run").batch_sizes == result.batch_sizes
     with pytest.raises(
         ResumeError,
-        match=r"is finished, and its rows have changed since \(training, .*\); restore them, or give this run another",
+        match=r"is finished, and it had other rows \(training, .*\); start it with the same rows, or give this run",
     ):
         again.train(colours.rows(81), run=tmp_path / "run")
 
@@ -535,7 +536,7 @@ def test_a_finished_run_is_not_used_for_rows_that_have_changed(
     assert Model(config, quiet=True).train(run=tmp_path / "run").metrics == result.metrics
 
     write_json_lines(held_out, colours.rows(10, seed=4))
-    with pytest.raises(ResumeError, match=r"is finished, and its rows have changed since \(test\); restore them"):
+    with pytest.raises(ResumeError, match=r"is finished, and it had other rows \(test\); start it with the same"):
         Model(config, quiet=True).train(run=tmp_path / "run")
 
     source.unlink()
@@ -549,6 +550,32 @@ def test_a_copy_of_a_model_loads_the_trained_weights_itself(trained: Any, colour
     answers = list(model.predict(rows))
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert list(copied.predict(rows, fresh=True)) == answers
+
+
+def test_a_finished_run_is_used_without_the_class_of_its_source(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "colour_rows.py"
+    write_json_lines(tmp_path / "rows.jsonl", colours.rows(40))
+    module.write_text(f"""
+import json, pathlib
+LINES = pathlib.Path({str(tmp_path / "rows.jsonl")!r}).read_text().splitlines()
+class Rows:
+    def __len__(self):
+        return len(LINES)
+    def __getitem__(self, index):
+        return json.loads(LINES[index])
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    source = {"type": "custom", "target": "colour_rows:Rows"}
+    config = colours.config(trainer={"max_steps": 2, "evaluate_generated": False}, data={"source": source})
+    steps = Model(config, quiet=True).train(run=tmp_path / "run").steps
+    module.unlink()
+    monkeypatch.delitem(sys.modules, "colour_rows")
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert Model(config, quiet=True).train(run=tmp_path / "run").steps == steps
+    assert "the rows are not compared with those of the finished run: " in caplog.text
+    assert "there is no module colour_rows" in caplog.text
 
 
 def test_a_run_that_goes_on_without_validation_rows_has_no_metrics_of_them(colours: Any, tmp_path: Path) -> None:

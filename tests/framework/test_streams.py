@@ -134,8 +134,19 @@ def test_a_dataset_argument_replaces_a_stream(colours: Any, tmp_path: Path) -> N
     assert data["streamed"]["training"]["rows"] is None
     assert list(data["streamed"]) == ["training"]
     assert (data["indexed"]["training"]["rows"], data["indexed"]["validation"]["rows"]) == (90, 5)
-    with pytest.raises(ResumeError, match=r"is finished, and its rows have changed since \(training\)"):
+    with pytest.raises(ResumeError, match=r"is finished, and it had other rows \(training\)"):
         Model(written, quiet=True).train(source, run=tmp_path / "streamed")
+
+
+def test_a_finished_run_is_used_if_its_streamed_files_are_gone(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = config(colours, write_shards(tmp_path, colours.rows(80), shards=2), max_steps=5)
+    steps = Model(written, quiet=True).train(run=tmp_path / "run").steps
+    for shard in tmp_path.glob("*.jsonl"):
+        shard.unlink()
+    assert Model(written, quiet=True).train(run=tmp_path / "run").steps == steps
+    assert "the rows are not compared with those of the finished run: data.source: " in caplog.text
 
 
 def test_a_run_resumes_with_other_batching_if_configured(

@@ -53,7 +53,7 @@ from partita.training.run import (
     train_in,
 )
 from partita.training.self_training import SelfTraining, check_rounds, rounds_of
-from partita_schema.errors import DataError
+from partita_schema.errors import ConfigError, DataError
 from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_trainers.base import Trainer, TrainResult
@@ -280,14 +280,18 @@ class LocalBackend(Backend):
         Raises:
             ResumeError: The rows are not those of the run.
         """
-        try:
-            data = self.context.open_data(dataset)
-        except DataError as error:
-            if dataset is not None:
-                raise
-            logger.warning("the rows are not compared with those of the finished run: %s", error)
-        else:
-            check_same_rows(directory, data)
+
+        def check() -> None:
+            try:
+                found = self.context.open_data(dataset).record()
+            except (DataError, ConfigError) as error:
+                if dataset is not None:
+                    raise
+                logger.warning("the rows are not compared with those of the finished run: %s", error)
+            else:
+                check_same_rows(directory, found)
+
+        self.context.process_group.run_on_rank_zero(check, "the rows of the finished run")
         self.context.run = directory.folder
         self.drop_model()
         return finished_result(directory)

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 logger = logging.getLogger(__name__)
 
@@ -12,11 +12,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@runtime_checkable
+class Closing(Protocol):
+    """An iterator that can be closed, such as a generator."""
+
+    def close(self) -> object:
+        """End the iteration."""
+
+
 class ThreadLock:
     """A reentrant lock that says if it has to wait. A copy, also in another process, is a new lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._abandoned: list[Closing] = []
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
@@ -24,13 +33,18 @@ class ThreadLock:
             self._lock.acquire()
 
     def __exit__(self, *raised: object) -> None:
+        while self._abandoned:
+            self._abandoned.pop().close()
         self._lock.release()
 
     def __reduce__(self) -> tuple[type["ThreadLock"], tuple[()]]:
         return ThreadLock, ()
 
     def iterate(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield the items of an iterator, each computed under the lock; between them other threads go on."""
+        """Yield the items of an iterator, each computed under the lock; between them other threads go on.
+
+        If this is closed while another thread holds the lock, that thread closes `items`.
+        """
         end = object()
         try:
             while True:
@@ -40,10 +54,10 @@ class ThreadLock:
                     return
                 yield item  # type: ignore[misc]  # not the end
         finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                with self:
-                    close()
+            if isinstance(items, Closing):
+                self._abandoned.append(items)
+                if self._lock.acquire(blocking=False):
+                    self.__exit__()
 
 
 class HasLock(Protocol):

@@ -14,7 +14,6 @@ from typing import Any
 
 from partita.tokenizers.hub import BASE, WEIGHTS, check_intact, find_adapter, find_base, loading
 from partita_schema.common.files import write_atomically
-from partita_schema.common.hashing import json_digest
 from partita_schema.common.json_text import parse_json
 from partita_schema.config import Config
 from partita_schema.errors import ModelError
@@ -23,8 +22,6 @@ from partita_schema.sections.model import NewModel
 logger = logging.getLogger(__name__)
 
 FILE = "partita-base.json"
-NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""Keys of config.json that say nothing about what a model computes in a given dtype."""
 BLOCKS, BLOCK_BYTES = 64, 2**16
 """Number and size in bytes of the blocks of a weight file that are hashed."""
 
@@ -150,22 +147,6 @@ def folder_hashes(config: Config, *, folder: Path) -> dict[str, str]:
     adapter = config.adapter.pretrained_adapter_weights if config.adapter is not None else None
     hashes = {name: hash_of(name, folder=folder) for name in (config.base_model, adapter) if isinstance(name, str)}
     return {name: found for name, found in hashes.items() if found is not None}
-
-
-def config_hash(config: Config, *, folder: Path) -> str | None:
-    """Return a hash of the config.json of a base model in a folder; None for the Hub, and for new models.
-
-    Args:
-        config: The configuration.
-        folder: Folder that relative paths of the configuration are resolved against.
-    """
-    if not isinstance(config.base_model, str):
-        return None
-    try:
-        values = parse_json((folder / Path(config.base_model).expanduser() / "config.json").read_bytes())
-    except (OSError, ValueError):  # it is loaded from elsewhere, or reported when it is loaded
-        return None
-    return json_digest({key: value for key, value in values.items() if key not in NOT_OF_THE_MODEL})[:16]
 
 
 def hash_of(name: str, *, folder: Path) -> str | None:

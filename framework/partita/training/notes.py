@@ -1,5 +1,6 @@
 """What a training run notes in its manifest and log about its work: sizes, batches, rows left out."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,13 +13,14 @@ from partita.data.training_rows import only_label
 from partita.lm.batch_generation.branch_plan import cost
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading.number_formats import number_format
+from partita.lm.model_config.same_config import changes, compared
 from partita.lm.training.exporting import origin
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import LocalPipeline
 from partita.runs.directory import RunDirectory
 from partita.runs.start_of_training import ORIGIN
 from partita.runs.step_totals import step_totals
-from partita.tokenizers.saved_adapters import config_hash, folder_hashes
+from partita.tokenizers.saved_adapters import folder_hashes
 from partita.training.datasets import TrainingDatasets
 from partita.training.recorded_data import length_histograms, write_samples
 from partita_schema.base import is_set
@@ -134,30 +136,40 @@ def note_origin(directory: RunDirectory, pipeline: LocalPipeline) -> None:
 
 
 def note_weights(directory: RunDirectory, pipeline: LocalPipeline) -> None:
-    """Record hashes of the model in the folders that the run starts from; a resumed run keeps those of its start.
+    """Record what the run starts from: config of the base model, hashes of the weights in folders.
+
+    A resumed run keeps what was recorded at its start.
 
     Raises:
         ResumeError: The run is resumed, and the config.json of its base model has changed; or it resumes an adapter,
             and the weights that it belongs to have changed.
     """
     hashes = folder_hashes(pipeline.config, folder=pipeline.folder)
-    shape = config_hash(pipeline.config, folder=pipeline.folder)
+    config = loaded_config(pipeline)
     if not directory.has_checkpoints:
-        directory.note(**{"initial_weights": hashes} if hashes else {}, **{"initial_config": shape} if shape else {})
+        directory.note(**{"initial_weights": hashes} if hashes else {}, **{"initial_config": config} if config else {})
         return
-    recorded = directory.manifest
-    if shape is not None and recorded.get("initial_config", shape) != shape:
+    change = next(changes(directory.manifest.get("initial_config", {}), config), None)
+    if change is not None:
         raise ResumeError(
-            f"the config.json of {pipeline.config.base_model} has changed since the run in {directory.folder} began; "
-            "restore it, or give this run another folder with --run"
+            f"the config.json of {pipeline.config.base_model} has changed since the run in {directory.folder} began "
+            f"({change}); restore it, or give this run another folder with --run"
         )
-    before = recorded.get("initial_weights", {})
+    before = directory.manifest.get("initial_weights", {})
     changed = [name for name, value in hashes.items() if before.get(name, value) != value]
     if changed and pipeline.config.adapter is not None:
         raise ResumeError(
             f"the weights in {changed[0]} have changed since the run in {directory.folder} began, and its checkpoints "
             "hold an adapter for the earlier ones; restore them, or give this run another folder with --run"
         )
+
+
+def loaded_config(pipeline: LocalPipeline) -> dict[str, Any]:
+    """Return the keys of the config of a base model that are compared at the next start; {} for a new model."""
+    if not isinstance(pipeline.lm, LoadedModel) or not isinstance(pipeline.config.base_model, str):
+        return {}
+    values: dict[str, Any] = json.loads(pipeline.lm.base.config.to_json_string(use_diff=False))
+    return compared(values)
 
 
 def note_number_format(directory: RunDirectory, pipeline: LocalPipeline) -> None:

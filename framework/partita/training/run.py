@@ -1,11 +1,12 @@
 """A training run inside its directory: load the model, tokenize, choose batch sizes, train."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from partita.data.ledger import Ledger
 from partita.data.run_data import RunData
@@ -277,16 +278,21 @@ def finished_result(directory: RunDirectory) -> TrainResult:
     )
 
 
-def check_same_rows(directory: RunDirectory, data: RunData) -> None:
-    """Raise ResumeError if the rows of a finished run have changed since."""
-    recorded, found = directory.manifest.get("data", {}), data.record()
-    changed = [
+def check_same_rows(directory: RunDirectory, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ResumeError if a finished run was trained or evaluated on other rows.
+
+    Args:
+        directory: The run.
+        found: The record of the rows that it is started with, by split.
+    """
+    recorded = directory.manifest.get("data", {})
+    others = [
         split for split, rows in recorded.items() if rows["fingerprint"] != found.get(split, {}).get("fingerprint")
     ]
-    if changed:
+    if others:
         raise ResumeError(
-            f"the run in {directory.folder} is finished, and its rows have changed since ({', '.join(changed)}); "
-            "restore them, or give this run another folder with --run"
+            f"the run in {directory.folder} is finished, and it had other rows ({', '.join(others)}); start it with "
+            "the same rows, or give this run another folder with --run"
         )
 
 
