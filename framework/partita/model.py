@@ -176,8 +176,8 @@ class Model:
         """Predict every row, in input order. Call it again with the same arguments to resume.
 
         Args:
-            dataset: The rows: a path or glob, a Hub name, a pandas frame, a dataset of `datasets` or torch, a generator
-                function, a list of dicts or a dict of lists.
+            dataset: The rows: a path or glob, a Hub name, a pandas frame, a pyarrow table, a dataset of `datasets` or
+                torch, a generator function, a list of dicts or a dict of lists.
             output: A .jsonl, .csv or .parquet file to write. Default: none.
             batch_size: Rows generated at a time. Default: found by measuring.
             retry_errors: Generate rows again that ended in an error.

@@ -224,7 +224,7 @@ def read_mapped(file_slice: FileSlice) -> "pyarrow.Table":
 
 
 class ArrowStore:
-    """Rows of an Arrow table with columns that `datasets` cannot represent."""
+    """Rows of an Arrow table, which may have columns that `datasets` cannot represent."""
 
     def __init__(self, table: "pyarrow.Table") -> None:
         from datasets.table import InMemoryTable

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from partita.data.formats.tables import ArrowStore, check_names
 from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
 from partita.data.sources.python_datasets import MapStore, is_map_style, is_stream, rows_of_stream, splits_of
 from partita.data.user_objects import errors_of, source_digest
@@ -18,7 +19,7 @@ from partita_trainers.user_modules import load_class
 
 
 def open_in_memory(dataset: Any, *, name: str) -> Rows:
-    """Return the rows of a data frame, a dataset of `datasets` or torch, a list of mappings or a mapping of lists.
+    """Return the rows of a data frame, a pyarrow table, a dataset of `datasets` or torch, dicts or columns.
 
     All rows are read once for their hash, unless a map-style dataset has an attribute `fingerprint`, a string. Streams
     are read into memory.
@@ -47,6 +48,9 @@ def store_of(dataset: Any) -> tuple[Store, list[str]]:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise DataError(f"the data frame has two columns {twice!r}; rename or drop one of them")
         return FrameStore(dataset), names
+    if kind == ("pyarrow", "Table"):
+        check_names(dataset.column_names, "the table")
+        return ArrowStore(dataset), list(dataset.column_names)
     if kind == ("datasets", "Dataset"):
         return DatasetStore(dataset), list(dataset.column_names)
     if splits_of(dataset) is not None:
@@ -60,8 +64,8 @@ def store_of(dataset: Any) -> tuple[Store, list[str]]:
     if is_map_style(dataset):
         return MapStore(dataset), []
     raise DataError(
-        f"a {type(dataset).__name__} is not a dataset; pass a path, a glob, a Hub name, a pandas frame, a dataset of "
-        "datasets or torch, a generator function, a list of dicts or a dict of lists"
+        f"a {type(dataset).__name__} is not a dataset; pass a path, a glob, a Hub name, a pandas frame, a pyarrow "
+        "table, a dataset of datasets or torch, a generator function, a list of dicts or a dict of lists"
     )
 
 

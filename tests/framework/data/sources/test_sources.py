@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from partita.data.formats.base import WRITE_ENCODING
@@ -66,9 +67,10 @@ def test_every_format_gives_the_same_rows(kind: str, tmp_path: Path) -> None:
         tuple(ROWS),
         {"question": [r["question"] for r in ROWS], "answer": np.array([r["answer"] for r in ROWS])},
         pd.DataFrame(ROWS),
+        pa.Table.from_pylist(ROWS),
         datasets.Dataset.from_list(ROWS),
     ],
-    ids=["list", "tuple", "dict", "frame", "dataset"],
+    ids=["list", "tuple", "dict", "frame", "table", "dataset"],
 )
 def test_data_in_memory_gives_the_same_rows_and_fingerprint(dataset: Any, tmp_path: Path) -> None:
     rows = open_rows(dataset, folder=tmp_path)
@@ -580,3 +582,5 @@ def test_a_frame_with_two_columns_of_a_name_is_refused(tmp_path: Path) -> None:
     frame = pd.DataFrame([[1, 2, 3]], columns=["q", "a", "a"])
     with pytest.raises(DataError, match="the data frame has two columns 'a'; rename or drop one of them"):
         open_rows(frame, folder=tmp_path)
+    with pytest.raises(DataError, match="the table has two columns named 'a'; rename one"):
+        open_rows(pa.Table.from_arrays([pa.array([1])] * 2, names=["a", "a"]), folder=tmp_path)
