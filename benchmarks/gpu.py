@@ -317,7 +317,7 @@ def measure_training(folder: str, way: str, kind: str) -> Row:
 
 
 class Clock:
-    """A callback of partita and, by `take`, of the Trainer: the time since the end of the warm-up."""
+    """Notes when steps end: a callback of partita, which a callback of the Trainer calls too."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -5,11 +5,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from partita_schema.json_values import is_too_deep
+
+if TYPE_CHECKING:
+    import pyarrow
 
 CHUNK = 1000
 """Rows that are read at a time."""
@@ -278,6 +281,22 @@ class FrameStore:
         for index, column in zip(*missing.nonzero(), strict=True):
             rows[index][part.columns[column]] = None
         return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+class ArrowStore:
+    """Rows of an Arrow table, which may have columns that `datasets` cannot represent."""
+
+    def __init__(self, table: "pyarrow.Table") -> None:
+        from datasets.table import InMemoryTable
+
+        self._table = InMemoryTable(table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self._table.fast_gather(indices).to_pylist() if len(indices) else []
+        return rows
 
 
 class DatasetStore:

@@ -40,7 +40,7 @@ class TrainedModel(LoadedModel):
     def prepare_training(self, total_steps: int) -> None:
         """Set up what the steps need, some of which depends on their number."""
         trainer = self.config.trainer
-        # Compiled code checks the mode in ways of its own.
+        # torch.compile may not notice a mode that was not set by `train`.
         if not (isinstance(trainer, CustomTrainer) or getattr(trainer, "compile", False)):
             self._switch_mode = ModeSwitch(self.module)
         if self.budget is not None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from partita.data.formats.base import MAX_RAW, FileFormat, FileOptions, FileSlice, Position, StreamRow, opened
 from partita.data.formats.signatures import other_content, refuse_pointer
-from partita.data.rows import BadRow, DatasetStore, RowKeys, Rows, Store, digest, hash_rows
+from partita.data.rows import ArrowStore, BadRow, DatasetStore, RowKeys, Rows, Store, digest, hash_rows
 from partita_schema.common.text import first_repeated
 from partita_schema.errors import DataError, shortened
 
@@ -221,22 +221,6 @@ def read_mapped(file_slice: FileSlice) -> "pyarrow.Table":
             for batch in chain([first], batches):
                 writer.write_batch(batch)
         return pyarrow.ipc.open_stream(pyarrow.memory_map(copy)).read_all()
-
-
-class ArrowStore:
-    """Rows of an Arrow table, which may have columns that `datasets` cannot represent."""
-
-    def __init__(self, table: "pyarrow.Table") -> None:
-        from datasets.table import InMemoryTable
-
-        self._table = InMemoryTable(table)
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._table.fast_gather(indices).to_pylist() if len(indices) else []
-        return rows
 
 
 def open_parquet(stream: Any, file_slice: FileSlice) -> "pyarrow.parquet.ParquetFile":

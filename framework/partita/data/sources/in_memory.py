@@ -8,8 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.formats.tables import ArrowStore, check_names
-from partita.data.rows import ColumnStore, DatasetStore, FrameStore, ListStore, RowKeys, Rows, Store, digest, hash_rows
+from partita.data.formats.tables import check_names
+from partita.data.rows import (
+    ArrowStore,
+    ColumnStore,
+    DatasetStore,
+    FrameStore,
+    ListStore,
+    RowKeys,
+    Rows,
+    Store,
+    digest,
+    hash_rows,
+)
 from partita.data.sources.python_datasets import MapStore, is_map_style, is_stream, rows_of_stream, splits_of
 from partita.data.user_objects import errors_of, source_digest
 from partita_schema.errors import DataError
