@@ -298,7 +298,7 @@ def place_of_lone_surrogate(content: bytes) -> tuple[str | int, ...] | None:
 
 
 def keys_of_lone_surrogate(value: Any) -> tuple[str | int, ...] | None:
-    """Return the keys in a value of the first text that has half of a surrogate pair; of its object if it is a key."""
+    """Return the path to the first text with half of a surrogate pair, or to the object of which the text is a key."""
     if isinstance(value, str):
         return () if has_lone_surrogate(value) else None
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

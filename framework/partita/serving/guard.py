@@ -15,7 +15,7 @@ from partita.serving.metrics import ServerMetrics
 API = ("/v1/", "/predict", "/tokenize", "/metrics")
 """Paths that need the token; with a page for a browser, its files do not."""
 DISCARDED_BYTES = 64 * 2**20
-"""How much larger than the limit a body may be that is received, and thrown away, before it is refused."""
+"""Bytes above the limit that are received and discarded before a body is refused; if more are announced, none are."""
 
 
 class RequestGuard:

@@ -11,7 +11,7 @@ class ModeSwitch:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        """Look up the parts of a module, which has no others from now on."""
+        """Find the parts of a module; none may be added afterwards."""
         self.module, self.parts = module, list(module.modules())
         self.needs_calls = any(does_more(part) for part in self.parts)
 
@@ -25,7 +25,7 @@ class ModeSwitch:
 
 
 def does_more(part: torch.nn.Module) -> bool:
-    """Return whether the `train` of a part does more than to set an attribute of its parts."""
+    """Return whether a part has a `train` of its own, which has to be called."""
     if isinstance(part, PreTrainedModel):
         return type(part).train is not PreTrainedModel.train or bool(part.use_kernels)
     return type(part).train is not torch.nn.Module.train or "training" not in part.__dict__

@@ -126,7 +126,7 @@ def convert_method(conversion: Conversion, *, trains: bool) -> None:
 
 
 OF_NEW_ADAPTERS = ("lora_", "oft_", "pissa_", "use_dora", "use_rslora", "additional_target")
-"""How keys begin that LLaMA-Factory does not read if it loads a trained adapter."""
+"""Prefixes of keys that LLaMA-Factory ignores when it loads a trained adapter."""
 
 
 def convert_adapter(conversion: Conversion, kind: str, trained: list[str]) -> None:
