@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from partita import Model, ModelError
+from partita.backends.local import LocalBackend
 from partita.export.shared_paths import replaced, shared_name
 
 from ..json_lines import write_json_lines
@@ -300,6 +301,18 @@ def test_push_creates_a_repository_and_a_refusal_is_one_sentence(
         assert command("push", pushed_run, "two words", "--quiet", *options) == 2
         assert "'two words' is no name of a repository: " in capsys.readouterr().err
     assert not (tmp_path / "dry").exists()
+
+
+def test_a_model_that_cannot_be_saved_leaves_no_repository(
+    pushed_run: Path, reached_hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object, **named: object) -> None:
+        raise ModelError("its weights are int8")
+
+    monkeypatch.setattr(LocalBackend, "save", fails)
+    with pytest.raises(ModelError, match="its weights are int8"):
+        Model.load(pushed_run, quiet=True).push_to_hub("somebody/colours")
+    assert reached_hub.created == []
 
 
 @pytest.mark.long

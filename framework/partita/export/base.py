@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from partita.export.answers import Answers
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
+from partita.export.templates import Messages, TemplateOfRun, find_template_of_run, same_rendering
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.lm.precision import quantized_layers
@@ -58,6 +60,9 @@ class Exporter(ABC):
     reasons: list[str] = field(default_factory=list)
     """Why answers were not compared, or prompts have other tokens, for the report."""
 
+    overridable_template: ClassVar[bool] = True
+    """Whether values that a program passes to the chat template take precedence over those of the run."""
+
     @classmethod
     def check_options(cls, options: ExportOptions) -> None:
         """Raise PartitaError if another program that is needed is missing. Called before the model is loaded."""
@@ -77,6 +82,19 @@ class Exporter(ABC):
     @abstractmethod
     def write(self) -> None:
         """Write the export into the folder, which is empty. Raise PartitaError if it cannot be written."""
+
+    @cached_property
+    def template_of_run(self) -> TemplateOfRun:
+        """How the chat template of the export renders the prompts of the run."""
+        return find_template_of_run(self.lm.tokenizer, self.pipeline, overridable=self.overridable_template)
+
+    def same_template(self, render: Callable[[Messages], str | None]) -> bool | None:
+        """Return whether the export renders dialogues to the same bytes as its chat template; None without one.
+
+        Args:
+            render: Renders a dialogue with the export.
+        """
+        return same_rendering(self.lm.tokenizer, render, prefix=self.template_of_run.prefix)
 
     @abstractmethod
     def ask(self, prompts: CheckPrompts) -> ExportAnswers | None:

@@ -12,7 +12,6 @@ from partita.export.llama_cpp import NOT_COMPARED, convert, find_checkout, has_b
 from partita.export.merged import write_merged
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
-from partita.export.templates import same_rendering
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.huggingface import HuggingFaceModel
 from partita.tokenizers.vocabulary_file import copy_vocabulary
@@ -37,6 +36,7 @@ def complete_config(folder: Path) -> None:
 class GgufExporter(Exporter):
     """Writes a GGUF file with the converter of llama.cpp."""
 
+    overridable_template = False  # llama.cpp passes enable_thinking: true unless it is told otherwise
     has_vocabulary = False
     """Whether the base model has the file of a SentencePiece vocabulary."""
 
@@ -59,8 +59,8 @@ class GgufExporter(Exporter):
         checkout = find_checkout(self.options.llama_cpp)
         pipeline = self.pipeline
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
-            merged = Path(folder)
-            write_merged(self.lm, merged, dtype=torch.float32, pipeline=pipeline)
+            merged = Path(folder) / self.options.output.resolve().name  # the converter writes this name into the file
+            write_merged(self.lm, merged, dtype=torch.float32, pipeline=pipeline, template=self.template_of_run)
             revision = pipeline.config.model_parameters.revision
             self.has_vocabulary = copy_vocabulary(self.lm.source, merged, revision=revision, download=True)
             complete_config(merged)
@@ -87,6 +87,6 @@ class GgufExporter(Exporter):
                 self.reasons.append(NO_VOCABULARY.format(self.lm.source or "the base model"))
             return ExportAnswers(
                 server_answers(server, prompts, ends=ends_of_run(self.lm, self.pipeline.generation)),
-                template_equal=same_rendering(self.lm.tokenizer, server.render),
+                template_equal=self.same_template(server.render),
                 prompts_equal=same_tokens,
             )

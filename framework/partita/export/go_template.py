@@ -7,11 +7,12 @@ compared with what the chat template renders.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from jinja2 import TemplateError
 
 from partita.export.templates import DIALOGUES
+from partita_schema.errors import ModelError
 
 Message = Mapping[str, str]
 
@@ -40,6 +41,11 @@ class MessageTexts:
         contents = [f"{message['content']}".join(self.around[message["role"]]) for message in messages]
         return f"{self.beginning}{''.join(contents)}{self.answer}"
 
+    def last_user_message(self, prompt: str) -> str:
+        """Return the content of the last message of a prompt, which is one of a user."""
+        before, after = self.around["user"]
+        return prompt.removesuffix(self.answer).removesuffix(after).rpartition(before)[2] if before else prompt
+
     def go(self, *, with_beginning: bool) -> str:
         """Return the template of ollama."""
         branches = [
@@ -47,7 +53,10 @@ class MessageTexts:
             for role, (before, after) in self.around.items()
         ]
         messages = f"{{{{ range .Messages }}}}{{{{ {'else '.join(branches)}end }}}}{{{{ end }}}}"
-        return f"{literal(self.beginning) if with_beginning else ''}{messages}{literal(self.answer)}"
+        beginning = literal(self.beginning) if with_beginning else ""
+        if self.default_system == "":  # a Modelfile has no empty SYSTEM
+            beginning += f"{{{{ if not .System }}}}{literal(''.join(self.around['system']))}{{{{ end }}}}"
+        return f"{beginning}{messages}{literal(self.answer)}"
 
 
 def literal(text: str) -> str:
@@ -55,38 +64,47 @@ def literal(text: str) -> str:
     return text.replace("{{", '{{ "{{" }}')
 
 
-def find_message_texts(tokenizer: Any) -> MessageTexts | None:
+class Apply(Protocol):
+    """Renders a dialogue with a chat template."""
+
+    def __call__(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        """Return the dialogue, with the beginning of an answer if `prompt`."""
+
+
+def find_message_texts(apply: Apply, *, bos_token: str | None) -> MessageTexts | None:
     """Return the texts around messages of a chat template; None if it does not write messages in this form.
 
     Contents without white space around them are assumed, which many templates remove.
+
+    Args:
+        apply: Renders a dialogue with the template.
+        bos_token: The token before texts, if there is one.
     """
     try:
-        texts = take_apart(tokenizer)
-    except (TemplateError, ValueError, KeyError):  # refused by the template, or marks that are not where they should be
+        texts = take_apart(apply, bos_token=bos_token)
+    except (TemplateError, ModelError, ValueError, KeyError):  # refused, or marks that are not where they should be
         return None
     for messages in DIALOGUES:
         stripped = [{**message, "content": message["content"].strip()} for message in messages]
         if not all(message["role"] in texts.around for message in stripped):
             continue
-        if texts.render(stripped) != apply(tokenizer, stripped, prompt=True):
+        if texts.render(stripped) != apply(stripped, prompt=True):
             return None
     return texts
 
 
-def take_apart(tokenizer: Any) -> MessageTexts:
+def take_apart(apply: Apply, *, bos_token: str | None) -> MessageTexts:
     """Return the texts around messages, as far as marks show them. Raise ValueError if they do not."""
     first, second, third = MARKS
     user = {"role": "user", "content": first}
-    alone = apply(tokenizer, [user], prompt=False)
+    alone = apply([user], prompt=False)
     head, after_user = split(alone, first)
-    answer = apply(tokenizer, [user], prompt=True).removeprefix(alone)
-    dialogue = apply(
-        tokenizer, [user, {"role": "assistant", "content": second}, {"role": "user", "content": third}], prompt=False
-    )
+    answer = apply([user], prompt=True).removeprefix(alone)
+    dialogue = apply([user, {"role": "assistant", "content": second}, {"role": "user", "content": third}], prompt=False)
     _, between, rest = split(dialogue, first, second)
     middle = split(rest, third)[0]
     before_assistant = between.removeprefix(after_user)
-    beginning = tokenizer.bos_token if tokenizer.bos_token and head.startswith(tokenizer.bos_token) else ""
+    beginning = bos_token if bos_token and head.startswith(bos_token) else ""
     before_user = head.removeprefix(beginning)
     if not middle.endswith(before_user) and after_user and middle.startswith(after_user):
         before_user = middle.removeprefix(after_user)  # the head has a system message that the template writes
@@ -96,8 +114,8 @@ def take_apart(tokenizer: Any) -> MessageTexts:
     }
     default = None
     try:
-        with_system = apply(tokenizer, [{"role": "system", "content": second}, user], prompt=False)
-    except (TemplateError, ValueError):
+        with_system = apply([{"role": "system", "content": second}, user], prompt=False)
+    except (TemplateError, ModelError, ValueError):
         return MessageTexts(beginning, around, answer)
     before_system, separator, _ = split(with_system, second, first)
     before_system = before_system.removeprefix(beginning)
@@ -117,8 +135,3 @@ def split(text: str, *marks: str) -> list[str]:
             raise ValueError(f"{mark} is not in the text")
         parts.append(before)
     return [*parts, text]
-
-
-def apply(tokenizer: Any, messages: Sequence[Message], *, prompt: bool) -> str:
-    """Return a dialogue as the chat template renders it."""
-    return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt))

@@ -77,9 +77,9 @@ def upload(name: str, *, private: bool, write: Callable[[Path], Any]) -> str:
 
     api = HfApi()
     try:
-        repository = api.create_repo(name, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder))
+            write(Path(folder))  # before a repository is created, which would stay empty if this fails
+            repository = api.create_repo(name, private=private, exist_ok=True)
             api.upload_folder(repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from partita")
     except (HfHubHTTPError, httpx2.HTTPError) as error:
         reason = " ".join(str(error).split())

@@ -9,9 +9,10 @@ import torch
 from partita.export.answers import ROWS, Answers, batches, ends_of_run, head_outputs, plain_answers
 from partita.export.base import AnyModel, ExportAnswers, Exporter
 from partita.export.prompts import CheckPrompts
-from partita.export.templates import render, same_rendering
+from partita.export.templates import TemplateOfRun, render
 from partita.lm.adapters.merging import plain_model
 from partita.lm.base import GenerationOptions
+from partita.lm.decoding.generation_defaults import TYPES
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.head_model import HeadModel
 from partita.lm.huggingface import HuggingFaceModel
@@ -36,7 +37,14 @@ class MergedExporter(Exporter):
 
     def write(self) -> None:
         dtype = dtype_of(self.lm, self.options.dtype)
-        write_merged(self.lm, self.folder, dtype=dtype, pipeline=self.pipeline, notes=self.run_notes)
+        write_merged(
+            self.lm,
+            self.folder,
+            dtype=dtype,
+            pipeline=self.pipeline,
+            template=self.template_of_run,
+            notes=self.run_notes,
+        )
         if self.lm.adapted is None and not quantized_layers(self.lm.module):
             self.notes.append(COPIED)
 
@@ -46,7 +54,7 @@ class MergedExporter(Exporter):
         exported = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=self.lm.config.trust_remote_code)
         return ExportAnswers(
             merged_answers(self.lm, self.folder, prompts),
-            template_equal=same_rendering(self.lm.tokenizer, lambda messages: render(exported, messages)),
+            template_equal=self.same_template(lambda messages: render(exported, messages)),
             prompts_equal=self.count_equal_prompts(
                 prompts, lambda text: exported(text, add_special_tokens=False)["input_ids"]
             ),
@@ -59,6 +67,7 @@ def write_merged(
     *,
     dtype: torch.dtype,
     pipeline: LocalPipeline,
+    template: TemplateOfRun,
     notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the model with its adapter merged into dequantized weights, and its tokenizer.
@@ -68,6 +77,7 @@ def write_merged(
         folder: Folder to write.
         dtype: Type of the weights.
         pipeline: The pipeline of the model; its configuration and labels are for partita.json.
+        template: What the chat template begins with.
         notes: Further keys for partita.json, from the manifest of the run.
 
     Raises:
@@ -84,6 +94,7 @@ def write_merged(
         if lm.head is not None:
             lm.head.write_files(folder, model=model, max_length=lm.context_length)
         lm.tokenizer.save_pretrained(folder)
+        template.write(folder)
         copy_vocabulary(lm.source, folder, revision=pipeline.config.model_parameters.revision)
     write_metadata(folder, config=pipeline.config, labels=pipeline.labels, origin=None, notes=notes)
 
@@ -97,12 +108,16 @@ def check_finite(model: Any, *, dtype: torch.dtype) -> None:
 
 
 def exported_generation(lm: HuggingFaceModel, options: GenerationOptions) -> Any:
-    """Return the generation config of the checkpoint, with all tokens that end an answer with these options."""
+    """Return the generation config of a run: its settings, and all tokens that end its answers.
+
+    What a run does not set, such as the maximum length, is that of the checkpoint.
+    """
     from transformers import GenerationConfig
 
-    # With this key, transformers may replace the settings by those of the model's config.
-    own = {key: value for key, value in lm.original_generation_config.to_dict().items() if key != "_from_model_config"}
-    settings = GenerationConfig.from_dict(own)
+    # With _from_model_config, transformers may replace the settings by those of the model's config.
+    replaced = {*TYPES, "_from_model_config"} - {"max_new_tokens", "stop_strings"}
+    own = {key: value for key, value in lm.original_generation_config.to_dict().items() if key not in replaced}
+    settings = GenerationConfig(**{**own, **options.arguments})
     ends = ends_of_run(lm, options)
     settings.eos_token_id = ends[0] if len(ends) == 1 else ends or None
     settings.pad_token_id = lm.tokenizer.pad_token_id

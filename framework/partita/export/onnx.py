@@ -24,7 +24,7 @@ from partita.export.base import ExportAnswers, Exporter
 from partita.export.merged import load_merged, write_merged
 from partita.export.options import ExportOptions
 from partita.export.prompts import CheckPrompts
-from partita.export.templates import render, same_rendering
+from partita.export.templates import render
 from partita.lm.encoder_decoder.model import EncoderDecoderModel
 from partita.lm.head_model import HeadModel
 from partita_schema.errors import ExportError, ModelError, PartitaError
@@ -93,11 +93,12 @@ class OnnxExporter(Exporter):
         """Write the graph, the tokenizer, config.json with the labels, and a file with only the labels."""
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".merged-") as folder:
             merged = Path(folder)
-            write_merged(self.lm, merged, dtype=torch.float32, pipeline=self.pipeline)
+            write_merged(self.lm, merged, dtype=torch.float32, pipeline=self.pipeline, template=self.template_of_run)
             model = load_merged(self.lm, merged)
         write_graph(model, self.folder / FILE, names=self.names, output=self.output)
         model.config.save_pretrained(self.folder)
         self.lm.tokenizer.save_pretrained(self.folder)
+        self.template_of_run.write(self.folder)
         if self.lm.head is None:
             self.notes.append(WITHOUT_CACHE)
         elif self.lm.head.is_bare:
@@ -115,7 +116,7 @@ class OnnxExporter(Exporter):
             head_answers(self.lm, session, prompts)
             if isinstance(self.lm, HeadModel)
             else greedy_answers(session, prompts, ends=ends_of_run(self.lm, self.pipeline.generation)),
-            template_equal=same_rendering(self.lm.tokenizer, lambda messages: render(tokenizer, messages)),
+            template_equal=self.same_template(lambda messages: render(tokenizer, messages)),
             prompts_equal=self.count_equal_prompts(
                 prompts, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
             ),

@@ -66,6 +66,8 @@ def export_model(
     with completed(exporter.folder, options.output):
         with waiting(f"writing {options.output}", line=False):
             exporter.write()
+        if exporter.template_of_run.note is not None:
+            exporter.notes.append(exporter.template_of_run.note)
         with waiting("answering with the export", line=False):
             asked = answers_of(exporter, prompts)
         agreement = AnswerAgreement(None)

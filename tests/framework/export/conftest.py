@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from partita import Model
+from partita.tokenizers.load import read_tokenizer
+from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ...head_models import tiny_model
 from ...json_lines import write_json_lines
@@ -17,6 +19,13 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """A chat template of which each message is one piece."""
+THINKS = (
+    "{% for m in messages %}<{{ m['role'] }}>"
+    "{% if loop.last and m['role'] == 'assistant' %}<think></think>{% endif %} {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+"""A chat template whose answers begin with a thought, unless thinking is disabled."""
 
 
 def sentences(count: int) -> list[dict[str, str]]:
@@ -37,6 +46,28 @@ def text_config(folder: Path, **changes: Any) -> dict[str, Any]:
         "trainer": {"type": "finetune", "max_steps": 6, "batch_size": 16, **RATE},
     }
     return config | changes
+
+
+def chat_base(folder: Path, template: str) -> Path:
+    """Write an untrained model whose tokenizer has a chat template."""
+    Model(text_config(folder.parent, trainer={"type": "none"}), quiet=True).save(folder)
+    tokenizer = read_tokenizer(str(folder))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    (folder / SUMS).unlink()
+    return folder
+
+
+def copy_converter(folder: Path) -> Path:
+    """Write a converter that writes the chat template in place of a GGUF file; return its folder."""
+    program = (
+        "import pathlib, sys\n"
+        "template = pathlib.Path(sys.argv[1], 'chat_template.jinja')\n"
+        "text = template.read_text() if template.exists() else 'GGUF'\n"
+        "pathlib.Path(sys.argv[sys.argv.index('--outfile') + 1]).write_text(text)\n"
+    )
+    (folder / "convert_hf_to_gguf.py").write_text(program, encoding="utf8")
+    return folder
 
 
 def train_reward_model(folder: Path) -> Model:

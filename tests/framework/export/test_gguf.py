@@ -20,7 +20,7 @@ from ...classifiers import make_rows
 from ...classifiers import settings as head_settings
 from ...json_lines import write_json_lines
 from ..conftest import Command
-from .conftest import TEMPLATE, sentences, text_config
+from .conftest import TEMPLATE, THINKS, chat_base, copy_converter, sentences, text_config
 
 STORIES = Path(__file__).parents[4] / "shared" / "models" / "stories260k"
 needs_llama_cpp = pytest.mark.skipif(
@@ -37,6 +37,13 @@ LLAMA_3 = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
     "{{ m.content | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA_3_DATE = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set system = messages[0].content | trim %}"
+    "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
+    "<|start_header_id|>system<|end_header_id|>\n\nToday Date: 26 Jul 2024\n\n{{ system }}<|eot_id|>"
+    "{% for m in rest %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 GEMMA = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -55,8 +62,8 @@ FOLDED = (
 )
 
 
-def write_sentencepiece_base(folder: Path) -> Path:
-    """Write a random Llama with a SentencePiece vocabulary."""
+def write_sentencepiece_base(folder: Path, template: str = TEMPLATE) -> Path:
+    """Write a random Llama with a SentencePiece vocabulary and a chat template."""
     import sentencepiece
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizer
 
@@ -76,7 +83,7 @@ def write_sentencepiece_base(folder: Path) -> Path:
         minloglevel=2,
     )
     tokenizer = LlamaTokenizer.from_pretrained(folder, pad_token="<unk>")
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=96,
@@ -116,6 +123,16 @@ def test_llama_cpp_answers_as_the_run_does(tmp_path: Path, to: str, adapter: dic
             'FROM ./model-f32.gguf\nTEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<system> '
         )
         assert 'SYSTEM "Be brief."\nPARAMETER stop "</s>"\nPARAMETER num_ctx 128\nPARAMETER num_predict 12' in modelfile
+
+
+@needs_llama_cpp
+@pytest.mark.long
+def test_llama_cpp_renders_prompts_without_thinking_as_the_run_does(tmp_path: Path) -> None:
+    base = write_sentencepiece_base(tmp_path / "base", THINKS)
+    config = text_config(tmp_path, base_model=str(base), trainer={"type": "none"})
+    report = Model(config, quiet=True).export("gguf", tmp_path / "exported", gguf_type="f32")
+    assert report.template_equal is True
+    assert report.notes == ("the chat template sets enable_thinking: false, as the run did",)
 
 
 @pytest.mark.parametrize("adapter", [{"type": "lora", "r": 4}, None])
@@ -289,9 +306,17 @@ class Tokenizer:
         )
         return str(texts[0])
 
+    def apply(self, messages: Any, *, prompt: bool) -> str:
+        """Render a dialogue as a run does."""
+        return self.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+
 
 def run_go(template: str, messages: list[dict[str, str]]) -> str:
     """Evaluate the actions that templates of this package have."""
+    system = any(message["role"] == "system" for message in messages)
+    template = re.sub(
+        r"\{\{ if not \.System \}\}(.*?)\{\{ end \}\}", "" if system else r"\1", template, flags=re.DOTALL
+    )
     before, loop, after = re.split(r"\{\{ range \.Messages \}\}|\{\{ end \}\}\{\{ end \}\}", template)
     written = [before]
     branches = dict(re.findall(r'if eq \.Role "(\w+)" \}\}(.*?)(?=\{\{ else if|\Z)', loop, re.DOTALL))
@@ -300,10 +325,12 @@ def run_go(template: str, messages: list[dict[str, str]]) -> str:
     return "".join([*written, after])
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, CHATML, DEFAULT_SYSTEM, LLAMA_3, GEMMA, MISTRAL], ids=range(6))
+@pytest.mark.parametrize(
+    "template", [TEMPLATE, CHATML, DEFAULT_SYSTEM, LLAMA_3, LLAMA_3_DATE, GEMMA, MISTRAL], ids=range(7)
+)
 def test_a_template_of_ollama_renders_what_the_chat_template_does(template: str) -> None:
     tokenizer = Tokenizer(template)
-    found = find_message_texts(tokenizer)
+    found = find_message_texts(tokenizer.apply, bos_token=tokenizer.bos_token)
     assert found is not None
     compared = 0
     for messages in DIALOGUES:
@@ -311,7 +338,7 @@ def test_a_template_of_ollama_renders_what_the_chat_template_does(template: str)
         if any(message["role"] not in found.around for message in stripped):
             continue
         with_default = stripped
-        if found.default_system is not None and stripped[0]["role"] != "system":
+        if found.default_system and stripped[0]["role"] != "system":
             with_default = [{"role": "system", "content": found.default_system}, *stripped]
         expected = tokenizer.apply_chat_template(stripped, tokenize=False, add_generation_prompt=True)
         assert run_go(found.go(with_beginning=True), with_default) == expected
@@ -320,5 +347,65 @@ def test_a_template_of_ollama_renders_what_the_chat_template_does(template: str)
 
 
 def test_a_template_that_folds_messages_has_no_template_of_ollama() -> None:
-    assert find_message_texts(Tokenizer(FOLDED)) is None
-    assert find_message_texts(Tokenizer("{{ messages[0].content }}{{ messages[0].content }}")) is None
+    for template in (FOLDED, "{{ messages[0].content }}{{ messages[0].content }}"):
+        assert find_message_texts(Tokenizer(template).apply, bos_token="<s>") is None
+
+
+def modelfile_of(folder: Path, template: str, **sections: Any) -> tuple[str, str, tuple[str, ...]]:
+    """Export an untrained chat model to ollama; return the Modelfile, the page, and the notes."""
+    config = text_config(folder, base_model=str(chat_base(folder / "base", template)), trainer={"type": "none"})
+    config = {key: value for key, value in (config | sections).items() if value is not None}
+    model = Model(config, quiet=True)
+    report = model.export("ollama", folder / "out", llama_cpp=copy_converter(folder), min_agreement=0)
+    return *((folder / "out" / name).read_text(encoding="utf8") for name in ("Modelfile", "README.md")), report.notes
+
+
+def test_a_template_of_ollama_renders_the_prompts_of_the_run(tmp_path: Path) -> None:
+    modelfile, page, notes = modelfile_of(tmp_path, THINKS)
+    assert "{{ end }}{{ end }}<assistant><think></think>" in modelfile, "the run does not think"
+    assert "The Modelfile has the chat template of the model as TEMPLATE.\n" in page
+    assert notes[-1] == "the chat template sets enable_thinking: false, as the run did"
+
+
+def test_a_modelfile_writes_the_instructions_of_a_run(tmp_path: Path) -> None:
+    prompt = {"system": "Be brief.", "task": "Shorten this.", "examples": [{"text": "a b c", "say": "a"}]}
+    modelfile, page, _ = modelfile_of(tmp_path, TEMPLATE, prompt=prompt)
+    [template] = re.findall(r'TEMPLATE """(.*?)"""', modelfile, re.DOTALL)
+    assert template.startswith("<system> Be brief.\n<user> Shorten this.")
+    assert "<assistant> a\n<user> Shorten this." in template, "the example"
+    assert template.endswith("{{ .Prompt }}\n<assistant>")
+    assert "SYSTEM" not in modelfile
+    assert "The Modelfile writes the prompt of the training around your text, the input `text` of a row." in page
+
+
+def test_a_run_with_several_inputs_shows_the_message_to_write(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "rows.jsonl", [])
+    inputs = [{"name": "text", "type": "text"}, {"name": "say", "type": "text"}]
+    outputs = [{"name": "answer", "type": "text"}]
+    modelfile, page, _ = modelfile_of(
+        tmp_path,
+        TEMPLATE,
+        input_features=inputs,
+        output_features=outputs,
+        prompt={"template": "Is {text} like {say}?"},
+        data=None,
+    )
+    assert "{{ range .Messages }}" in modelfile
+    assert "as TEMPLATE. Write messages as in training, such as:\n\n    Is (text) like (say)?\n" in page
+
+
+def test_settings_that_ollama_does_not_have_are_named(tmp_path: Path) -> None:
+    generation = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "num_beams": 2}
+    modelfile, _, notes = modelfile_of(tmp_path, TEMPLATE, generation=generation)
+    assert modelfile.endswith("PARAMETER repeat_penalty 1.3\nPARAMETER repeat_last_n -1\n")
+    assert "the Modelfile cannot say generation.num_beams: 2, generation.no_repeat_ngram_size: 3" in notes
+
+
+def test_the_converter_reads_a_folder_with_the_name_of_the_export(tmp_path: Path) -> None:
+    writes = (
+        "import sys, os\nopen(sys.argv[sys.argv.index('--outfile') + 1], 'w').write(os.path.basename(sys.argv[1]))\n"
+    )
+    (tmp_path / "convert_hf_to_gguf.py").write_text(writes, encoding="utf8")
+    model = Model(text_config(tmp_path, trainer={"type": "none"}), quiet=True)
+    model.export("gguf", tmp_path / "stories", llama_cpp=tmp_path, min_agreement=0)
+    assert (tmp_path / "stories" / "model-f16.gguf").read_text() == "stories"

@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 
 from partita import DataError, ExportError, Model, ModelError, PartitaError, WriteError
 from partita.lm.huggingface import HuggingFaceModel
+from partita.tokenizers.load import read_tokenizer
 
 from ...classifiers import settings as head_settings
 from ...encoder_decoders import save_encoder_decoder
 from ...json_lines import write_json_lines
 from ..conftest import Command
-from .conftest import TEMPLATE, sentences, text_config, train_encoder, train_reward_model
+from .conftest import TEMPLATE, THINKS, chat_base, sentences, text_config, train_encoder, train_reward_model
 
 
 def test_a_merged_adapter_answers_all_rows_as_the_run_does(lora_run: Path, tmp_path: Path) -> None:
@@ -350,3 +351,56 @@ def test_a_4_bit_base_is_merged_in_full_precision(lora_run: Path, tmp_path: Path
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     layer = weights["model.layers.0.mlp.gate_proj.weight"]
     assert len(layer.unique()) > layer.numel() / 2, "a re-quantised layer has few values"
+
+
+def test_generation_settings_of_an_export_are_those_of_the_run(tmp_path: Path) -> None:
+    base = chat_base(tmp_path / "base", TEMPLATE)
+    # Sampling settings without do_sample: transformers refuses to save them.
+    shipped = {"temperature": 0.9, "top_p": 0.6, "repetition_penalty": 1.1, "max_length": 50}
+    (base / "generation_config.json").write_text(json.dumps(shipped), encoding="utf8")
+    config = text_config(tmp_path, base_model=str(base), trainer={"type": "none"})
+
+    def exported(name: str, **generation: Any) -> dict[str, Any]:
+        model = Model(config | {"generation": {"max_new_tokens": 12, **generation}}, quiet=True)
+        model.export("merged", tmp_path / name, min_agreement=0)
+        return dict(json.loads((tmp_path / name / "generation_config.json").read_text(encoding="utf8")))
+
+    settings = exported("greedy")
+    assert (settings["do_sample"], settings["repetition_penalty"], settings["max_length"]) == (False, 1.1, 50)
+    assert not {"temperature", "top_p"} & settings.keys()
+    settings = exported("sampled", do_sample=True, temperature=0.3, repetition_penalty=1.0)
+    assert (settings["do_sample"], settings["temperature"], settings["top_p"]) == (True, 0.3, 0.6)
+    assert "repetition_penalty" not in settings
+
+
+@pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False, "names": ["a", None], "note": "it's"}])
+def test_an_exported_chat_template_renders_the_prompts_of_the_run(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    base = chat_base(tmp_path / "base", THINKS)
+    prompt = {"chat_template_kwargs": arguments}
+    model = Model(text_config(tmp_path, base_model=str(base), trainer={"type": "none"}, prompt=prompt), quiet=True)
+    report = model.export("merged", tmp_path / "merged", min_agreement=0)
+    assert report.template_equal is True
+    assert report.notes[-1].startswith("the chat template sets enable_thinking: false")
+    assert report.notes[-1].endswith(", as the run did; programs may pass other values as chat_template_kwargs")
+    tokenizer = read_tokenizer(str(tmp_path / "merged"))
+
+    def render(**values: Any) -> str:
+        asked = [{"role": "user", "content": "hi"}]
+        return str(tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True, **values))
+
+    assert render() == "<user> hi\n<assistant><think></think>"
+    assert render(enable_thinking=True) == "<user> hi\n<assistant>"
+
+
+def test_prompts_that_no_assignment_makes_are_named(tmp_path: Path) -> None:
+    opens = THINKS.replace(
+        "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}", "<think>\n"
+    )
+    base = chat_base(tmp_path / "base", opens.replace("<think></think>", ""))
+    model = Model(text_config(tmp_path, base_model=str(base), trainer={"type": "none"}), quiet=True)
+    report = model.export("merged", tmp_path / "merged", min_agreement=0)
+    assert report.notes[-1] == (
+        "the chat template renders other prompts than those of the run: they end '\\n<assistant><think>\\n', and those "
+        "of the run ' \"true\"?\\n<assistant>'; the program that uses the export has to write the latter"
+    )
+    assert (tmp_path / "merged" / "chat_template.jinja").read_text() == (base / "chat_template.jinja").read_text()
