@@ -34,6 +34,14 @@ class AnswerError(ValueError):
     """A response without an answer; the text says why."""
 
 
+class InterruptedAnswerError(AnswerError):
+    """The server has stopped in the middle of an answer; another try may have a whole one."""
+
+
+INTERRUPTED = ("abort", "aborted", "error", "insufficient_system_resource")
+"""Finish reasons of answers that were not generated to their end, of vLLM, OpenRouter and DeepSeek."""
+
+
 @dataclass(frozen=True)
 class EndpointReply:
     """An answer with the server's token counts."""
@@ -138,6 +146,8 @@ def read_reply(body: bytes, *, mode: Mode, logprobs: bool, max_tokens: int | Non
     reason = choice.get("finish_reason")
     if reason == "content_filter":
         raise AnswerError("the server withheld the answer (finish_reason content_filter)")
+    if reason in INTERRUPTED:
+        raise InterruptedAnswerError(f"the server stopped in the middle of the answer (finish_reason {reason})")
     if not isinstance(text, str):
         raise AnswerError(why_no_text(choice, reason))
     if max_tokens is not None and len(text) > (max_tokens + 16) * CHARACTERS_OF_A_TOKEN:

@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import httpx2
 
-from partita.backends.endpoint.protocol import AnswerError, error_message
+from partita.backends.endpoint.protocol import AnswerError, InterruptedAnswerError, error_message
 from partita.backends.endpoint.receiving import MEGABYTE, Response, ResponseError, receive
 from partita.backends.endpoint.redaction import Redaction
 from partita_schema.common.text import describe_error
@@ -245,6 +245,8 @@ class RequestSender(ABC, Generic[Reply]):
             raise RequestError(self.failure(response, body))
         try:
             return self.read(response, body)
+        except InterruptedAnswerError as error:
+            raise RequestError(RequestFailure("server", str(error), retry=True)) from None
         except AnswerError as error:
             raise RequestError(RequestFailure("row", str(error))) from None
 
@@ -256,7 +258,7 @@ def refusal(response: Response) -> RequestFailure:
     if 300 <= status < 400:
         location = response.headers.get("location", "nowhere")
         return RequestFailure("refused", f"the server sends elsewhere ({status}), to {location}", status)
-    if status == 429 and code == "insufficient_quota":
+    if status == 402 or (status == 429 and code == "insufficient_quota"):
         return RequestFailure("refused", f"the account has nothing left ({status}): {message}", status)
     if status in BUSY or status >= 500:
         what = "is busy" if status in BUSY else "failed"

@@ -299,6 +299,7 @@ def test_a_wrong_key_ends_the_job_at_once_and_is_not_shown(
             error(429, "pay first", code="insufficient_quota"),
             "the account has nothing left (429): pay first",
         ),
+        (error(402, "Insufficient Balance"), "the account has nothing left (402): Insufficient Balance"),
     ],
 )
 def test_a_failure_of_every_row_ends_the_job(
@@ -341,3 +342,35 @@ def test_answers_of_another_server_are_not_reused(server: LocalServer, make_file
         predict(make_file({"model": "other"}), 1)
     with pytest.raises(ResumeError, match=r"model changed .* with \{\"priority\": 1\}"):
         predict(make_file({"extra_body": {"priority": 1}}), 1)
+
+
+def test_a_job_ends_when_the_credit_does_and_goes_on_with_the_rows_that_are_left(
+    server: LocalServer, make_file: MakeFile
+) -> None:
+    answered = server.reply
+
+    def reply(body: dict[str, Any]) -> Response:
+        return answered(body) if len(server.bodies) <= 2 else error(402, "Insufficient Balance")
+
+    server.reply = reply
+    file = make_file({"concurrency": 1})
+    assert ends(file, 5) == f"the account has nothing left (402): Insufficient Balance. {RESUME_HINT}"
+    server.reply = answered
+    assert [status for status, _, _ in predict(file, 5)] == ["ok"] * 5
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "insufficient_system_resource"])
+def test_an_answer_that_the_server_interrupted_is_asked_for_again(
+    server: LocalServer, make_file: MakeFile, reason: str
+) -> None:
+    answered = server.reply
+    server.reply = lambda body: (
+        answer(body, "QUES", finish_reason=reason) if len(server.bodies) == 1 else answered(body)
+    )
+    assert predict(make_file({"concurrency": 1, "retries": 1}), 1) == [("ok", "QUESTION 0", None)]
+
+
+def test_an_answer_that_the_server_never_finishes_is_an_error(server: LocalServer, make_file: MakeFile) -> None:
+    server.reply = lambda body: answer(body, "QUES", finish_reason="abort")
+    stopped = "the server stopped in the middle of the answer (finish_reason abort) (2 tries)"
+    assert predict(make_file({"concurrency": 1, "retries": 1}), 1) == [("error", None, stopped)]
