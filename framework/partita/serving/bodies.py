@@ -172,7 +172,7 @@ class ChatBody(SamplingBody):
 
     @model_validator(mode="after")
     def _check_limits_and_tools(self) -> "ChatBody":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if self.tool_choice not in (None, "none") and not self.tools:
             raise ValueError("tool_choice needs tools")

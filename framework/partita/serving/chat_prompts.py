@@ -89,8 +89,10 @@ class ChatPrompts:
         """
         if self.why_none is not None:
             raise ModelError(self.why_none)
+        shown = [without_empty(one) for one in messages]
+        shown = [one for one in shown if not is_blank_system(one)]
         try:
-            common = messages_of([without_empty(one) for one in messages], OPENAI, KnownKeys(ignored=self._ignored))
+            common = messages_of(shown, OPENAI, KnownKeys(ignored=self._ignored, blank=True))
             defined = tools_of(list(tools), "tools") if tools else []
         except FormatError as error:
             raise RowError(str(error)) from None
@@ -101,12 +103,12 @@ class ChatPrompts:
         assert self.template is not None, "checked above"
         if self.system and common[0]["role"] != "system":
             common = [{"role": "system", "content": self.system}, *common]
-        shown = [{key: message[key] for key in TEMPLATE_KEYS if key in message} for message in common]
+        for_template = [{key: message[key] for key in TEMPLATE_KEYS if key in message} for message in common]
         try:
-            text = self.template.apply(shown, prompt=True, tools=defined)
+            text = self.template.apply(for_template, prompt=True, tools=defined)
         except ModelError as error:
             raise RowError(str(error)) from error
-        self.template.check(shown, text, tools=defined)
+        self.template.check(for_template, text, tools=defined)
         ids: list[int] = self._pipeline.lm.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
@@ -126,10 +128,16 @@ class ChatPrompts:
 
 
 def without_empty(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message without keys that are null, as clients send them back."""
+    """Return a message without keys that are null, as clients send them back, and a blank text as an empty one."""
     if not isinstance(message, Mapping):
         return message
-    return {key: value for key, value in message.items() if value is not None}
+    blank = {key for key, value in message.items() if key == "content" and isinstance(value, str) and not value.strip()}
+    return {key: "" if key in blank else value for key, value in message.items() if value is not None}
+
+
+def is_blank_system(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is a system message without text, as of a client whose user has written none."""
+    return isinstance(message, Mapping) and message.get("role") == "system" and message.get("content") == ""
 
 
 def ineffective_setting(options: GenerationOptions, settings: Mapping[str, Any]) -> str | None:

@@ -161,11 +161,12 @@ class TerminalChat:
         started = time.monotonic()
         text, generated = self._generate(prompt)
         is_cut = generated is None or generated.finish_reason == "length"
-        if text:
+        has_text = bool(text.strip())
+        if has_text:
             self.conversation.add_answer(text, is_complete=not is_cut)
         if generated is None:
-            self._note("stopped" if text else f"stopped; {UNCHANGED}")
-        elif not text:
+            self._note("stopped" if has_text else f"stopped; {UNCHANGED}")
+        elif not has_text:
             self._note(f"the model answered without any text; {UNCHANGED}")
         else:
             seconds = time.monotonic() - started

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from partita import Model
-from partita.serving.terminal_chat import printable
+from partita.serving.terminal_chat import TerminalChat, printable
 
 from ...json_lines import read_json_lines
 from ..conftest import Command
@@ -175,6 +175,19 @@ def test_an_answer_without_text_is_not_added(chat: Chat) -> None:
         "the model answered without any text; nothing was added to the chat",
         "error: there is no answer to save yet; write a message first",
     ]
+
+
+def test_an_answer_of_white_space_is_not_added(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, answers = TerminalChat._generate, iter(["\n", None])
+
+    def blank_at_first(self: TerminalChat, prompt: Any) -> Any:
+        text, generated = generate(self, prompt)
+        return next(answers) or text, generated
+
+    monkeypatch.setattr(TerminalChat, "_generate", blank_at_first)
+    code, _, err = chat("red\nblue\n")
+    assert code == 0, err
+    assert err.count("the model answered without any text; nothing was added to the chat") == 1
 
 
 def test_a_model_cannot_control_the_terminal() -> None:

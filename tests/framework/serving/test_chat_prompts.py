@@ -57,3 +57,17 @@ def test_keys_that_the_file_ignores_are_ignored_in_a_chat(pipeline: Any) -> None
 def test_a_chat_without_a_question_is_refused(pipeline: Any) -> None:
     with pytest.raises(RowError, match="there is no question: no message has the role user"):
         ChatPrompts(pipeline).encode([GREETING])
+
+
+def test_blank_messages_of_a_running_chat_are_prompts(pipeline: Any) -> None:
+    prompts = ChatPrompts(pipeline)
+    blank = [{"role": "system", "content": " "}, *ASKED]
+    assert prompts.encode(blank) == prompts.encode(ASKED), "as of a client whose user has written no system prompt"
+    decode = pipeline.lm.tokenizer.decode
+    for content in ("", "\n", None):
+        silent = [ASKED[0], {"role": "assistant", "content": content}, ASKED[2]]
+        assert decode(prompts.encode(silent)) == decode(prompts.encode(ASKED)).replace("blue", "")
+    asked = decode(prompts.encode([*ASKED[:2], {"role": "user", "content": "  "}]))
+    assert asked == decode(prompts.encode(ASKED)).replace("x", "")
+    with pytest.raises(RowError, match="message 1: content is missing"):
+        prompts.encode([{"role": "user", "content": None}])

@@ -156,6 +156,11 @@ def test_log_probabilities_of_a_chat(client: OpenAI) -> None:
     assert [(one.token, one.bytes) for one in sent] == [(one.token, one.bytes) for one in logprobs.content]
 
 
+def test_a_request_for_no_log_probabilities_is_answered_without_them(client: OpenAI) -> None:
+    found = client.chat.completions.create(model="small", messages=USER, max_tokens=2, logprobs=False, top_logprobs=0)  # type: ignore[arg-type]
+    assert found.choices[0].logprobs is None
+
+
 def test_log_probabilities_of_a_completion(client: OpenAI) -> None:
     found = client.completions.create(model="small", prompt="two", max_tokens=4, temperature=0, logprobs=2)
     logprobs = found.choices[0].logprobs

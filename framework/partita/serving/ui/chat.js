@@ -144,7 +144,7 @@ async function answerIfItFits(fields) {
     await stream(message, { ...fields, messages: asked });
   } catch (error) {
     message.end(error.name === "AbortError" ? "stopped" : "incomplete", false);
-    const isEmpty = !message.content;
+    const isEmpty = !message.content.trim();
     if (isEmpty) remove(message);
     if (error.name === "AbortError") return null;
     if (isEmpty && error.code === "context_length_exceeded") return error;
@@ -161,7 +161,7 @@ async function stream(message, body) {
     onText: text => message.addText(text),
     onTokens: tokens => message.addTokens(tokens),
   });
-  if (!message.content) throw new Error("The model answered without any text.");
+  if (!message.content.trim()) throw new Error("The model answered without any text.");
   const seconds = (performance.now() - started) / 1000;
   const counts = numTokens === null ? "" : `${numTokens} ${numTokens === 1 ? "token" : "tokens"}, ${(numTokens / seconds).toFixed(1)} tokens/s`;
   const end = finishReason === "length" ? "the answer ended at the limit of tokens" : "";
