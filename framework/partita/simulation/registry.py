@@ -6,7 +6,7 @@ Packages register names as entry points in their metadata, so names are listed w
     booking = "my_package.desk:Desk"
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -29,6 +29,8 @@ class Registry:
     """Name of the kind, in the singular."""
     built_in: Mapping[str, str] = field(default_factory=dict)
     """Built-in programs: `module:Class` by name."""
+    others: Sequence[str] = ()
+    """Further names that a file may have, which are no programs; errors name them too."""
 
     @property
     def group(self) -> str:
@@ -71,8 +73,9 @@ class Registry:
         targets = self.targets()
         if written in targets:
             return targets[written]
-        near = nearest(written, targets)
-        known = f"one of {', '.join(sorted(targets))}, or " if targets else ""
+        names = sorted({*targets, *self.others})
+        near = nearest(written, names)
+        known = f"one of {', '.join(names)}, or " if names else ""
         hint = f"did you mean {' or '.join(near)}?" if near else f"write {known}module:Class"
         raise ConfigError([Problem(key, f"no {self.kind} is named {written}; {hint}")])
 
@@ -88,6 +91,7 @@ CHECKERS = Registry(
         "regex": "partita.simulation.checkers:Regex",
         "json_equal": "partita.simulation.checkers:JsonEqual",
     },
+    others=("reward",),
 )
 ROLLOUTS = Registry("rollout", {"slots": "partita.simulation.rollout:Rollout"})
 TRANSCRIPTS = Registry("transcript", {"jsonl": "partita.simulation.transcripts:Transcripts"})

@@ -48,11 +48,12 @@ def test_a_class_can_be_used_without_a_name(tmp_path: Path) -> None:
     ("written", "text"),
     [
         ("exat", "simulation.checker.type: no checker is named exat; did you mean exact?"),
+        ("rewards", "simulation.checker.type: no checker is named rewards; did you mean reward?"),
         (
             "majority",
             (
                 "simulation.checker.type: no checker is named majority; "
-                "write one of contains, exact, json_equal, regex, rooms, or module:Class"
+                "write one of contains, exact, json_equal, regex, reward, rooms, or module:Class"
             ),
         ),
         (
