@@ -32,9 +32,9 @@ REASONS = {
         "torch. On two Xeons it was 0.93 and 0.98, on a Zen 3 0.87. All other libraries in fp32 are behind"
     ),
     ("generate small_rows", "small, rows: over the fastest of them"): (
-        "no library in fp32 can be 1.5 times as fast as OpenVINO GenAI here: its 16.3 s are 1.25 times what the "
-        "products alone take at the 200 GFLOP/s of the processor (13.0 s). partita takes 19.2 s, and CTranslate2 more "
-        "than twice as long"
+        "no library in fp32 can be 1.5 times as fast as OpenVINO GenAI here: its 23.2 s are 1.11 times what the "
+        "products alone take at the measured rate of this processor (20.9 s). partita takes 27.9 s, and CTranslate2 "
+        "41.8. On a Xeon it was 0.85"
     ),
     ("number_formats speed", "tiny: bfloat16, chosen by dtype: fastest, over float32"): (
         "on this processor (Zen 4), attention, for which torch has no faster kernel in bfloat16, takes 1.5 s instead "
@@ -52,9 +52,9 @@ REASONS = {
         "20 kills of 32 slots in 5,000 rows are expected to repeat 10 % of the work"
     ),
     ("train lora", "tokens a CPU second, partita, token_budget over Trainer, group_by_length"): (
-        "the three rounds had 1.742, 1.744 and 1.802. MKL multiplies at 94 to 97 of the 110 GFLOP/s of this processor, "
-        "so a faster library gains little, and fewer passes over memory in norms and rotary embeddings gained 2 % on "
-        "another one"
+        "the three rounds had 1.742, 1.744 and 1.802, and on another day 1.44, 1.69 and 1.73. MKL multiplies at 94 to "
+        "97 of the 110 GFLOP/s of this processor, so a faster library gains little, and fewer passes over memory in "
+        "norms and rotary embeddings gained 2 % on another one"
     ),
     ("report", "CPU seconds to write the page"): (
         "most of it is reading 120 MB of JSON of both runs; only pairs with the base model take more than 1 s"
