@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from partita_schema.errors import ConfigError, DataError, Problem
+from partita import ConfigError, DataError, Problem
 from partita_schema.sections.trainer import CustomTrainer
 from partita_trainers import Batch, Callbacks, LanguageModel, ProbeContext, TrainerContext, TrainingProbe, TrainResult
 
@@ -45,7 +45,7 @@ class SharpnessAware:
                 if callbacks.stopped_by is not None:
                     break
         context.lm.save(context.run.folder / "model")
-        metrics = {split: context.evaluate(split, True, None) for split in context.splits if split != "training"}
+        metrics = {split: context.evaluate(split) for split in context.splits if split != "training"}
         for split, values in metrics.items():
             context.run.report(values, step=taken, split=split)
         callbacks.call("on_end", results=metrics)

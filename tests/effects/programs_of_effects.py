@@ -56,7 +56,7 @@ class Probe:
             "types": sorted({str(value.dtype) for value in context.lm.module.parameters()}),
         }
         (context.run.folder / "probe.json").write_text(json.dumps(results), encoding="utf8")
-        metrics = context.evaluate("validation", False, None) if "validation" in context.splits else {}
+        metrics = context.evaluate("validation", generated=False) if "validation" in context.splits else {}
         return TrainResult(run=context.run.folder, metrics={"validation": metrics}, steps=self.steps)
 
 

@@ -224,7 +224,9 @@ def make_work(tmp_path: Path) -> Any:
         lm = lm or BigramModel()
         held_out = SeededBatches(rows=16).batch(torch.arange(16))
 
-        def loss(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
+        def loss(
+            split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+        ) -> dict[str, float]:
             with torch.no_grad():
                 return {"loss": float(lm.loss(lm.module, held_out)) / held_out.loss_tokens}
 

@@ -29,7 +29,9 @@ def test_answers_are_generated_if_configured(
 ) -> None:
     results = []
 
-    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
+    def evaluate(
+        split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> dict[str, float]:
         results.append((split, generated, max_rows))
         return {"loss": 1.0, "a.rouge_l": 0.5}
 

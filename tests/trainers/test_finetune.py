@@ -23,7 +23,7 @@ def test_training_lowers_the_loss(make_work: Any) -> None:
     result = run(make_work(epochs=8))
     assert result.steps == 48
     work = make_work()
-    before = work.evaluate("validation", False, None)["loss"]
+    before = work.evaluate("validation", generated=False)["loss"]
     assert result.metrics["validation"]["loss"] < before - 0.5
 
 
@@ -173,7 +173,9 @@ def test_training_stops_when_patience_ends_and_the_best_weights_are_restored(mak
     values = iter([3.0, 1.0, 2.0, 2.5, 9.0, 9.0])
     weights = []
 
-    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
+    def evaluate(
+        split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> dict[str, float]:
         weights.append([p.detach().clone() for p in work.lm.module.parameters()])
         return {"loss": next(values)}
 
@@ -192,7 +194,9 @@ def test_a_run_that_stopped_early_is_continued_only_for_more_steps(
 ) -> None:
     calls = []
 
-    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
+    def evaluate(
+        split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> dict[str, float]:
         calls.append(split)
         return {"loss": float(len(calls))}
 
@@ -218,7 +222,9 @@ def test_an_unknown_metric_is_reported_with_the_known_ones(make_work: Any) -> No
 def test_raised_patience_lets_a_run_that_stopped_early_continue(make_work: Any) -> None:
     worse = iter(range(100))
 
-    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
+    def evaluate(
+        split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> dict[str, float]:
         return {"loss": float(next(worse))}
 
     stopped = run(make_work(evaluate=evaluate, epochs=8, early_stop=2))
@@ -255,7 +261,7 @@ def test_gradients_that_are_not_finite_stop_training_before_the_update(make_work
 def test_schedule_free_training_ends_with_the_evaluated_weights(make_work: Any) -> None:
     work = make_work(epochs=2, optimizer={"type": "schedule_free_adamw"})
     result = run(work)
-    assert work.evaluate("validation", False, None) == result.metrics["validation"]
+    assert work.evaluate("validation", generated=False) == result.metrics["validation"]
 
 
 def test_half_precision_on_a_cpu_is_refused_with_alternatives(make_work: Any) -> None:

@@ -32,8 +32,8 @@ def test_the_evaluated_weights_are_saved(make_work: Any, tmp_path: Path) -> None
     work = make_work(run=make_work.recorder(tmp_path), **options)
     losses, evaluate = list[float](), work.evaluate
 
-    def noted(*asked: Any, step: int | None = None) -> dict[str, float]:
-        metrics = evaluate(*asked)
+    def noted(split: str, **options: Any) -> dict[str, float]:
+        metrics = evaluate(split, **options)
         losses.append(metrics["loss"])
         return metrics
 
@@ -44,4 +44,4 @@ def test_the_evaluated_weights_are_saved(make_work: Any, tmp_path: Path) -> None
     assert last == min(during)
     saved = make_work.model()
     saved.load_checkpoint(tmp_path / "model")
-    assert make_work(lm=saved, **options).evaluate("validation", False, None)["loss"] == last
+    assert make_work(lm=saved, **options).evaluate("validation", generated=False)["loss"] == last

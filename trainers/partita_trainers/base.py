@@ -290,7 +290,9 @@ class Progress(Protocol):
 class Evaluate(Protocol):
     """Evaluates a split."""
 
-    def __call__(self, split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> Metrics:
+    def __call__(
+        self, split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> Metrics:
         """Return the metrics of a split, validation or test; {} for one that is empty or not evaluated.
 
         The results of the rows are recorded in the run directory if answers are generated, or if `max_rows` is None.
@@ -314,7 +316,7 @@ class TrainerContext:
     batches: Batches | None
     """None if the run has no training rows."""
     evaluate: Evaluate
-    """Computes the metrics of a split: `evaluate(split, generated, max_rows)`."""
+    """Computes the metrics of a split: `evaluate(split, generated=..., max_rows=...)`."""
     splits: Sequence[str]
     """Splits that have rows."""
     run: Run

@@ -15,7 +15,7 @@ class ZeroShot:
         metrics: dict[str, Metrics] = {}
         for split in self.config.evaluate:
             if split in context.splits:
-                metrics[split] = context.evaluate(split, True, None, step=0)
+                metrics[split] = context.evaluate(split, step=0)
                 context.run.report(metrics[split], step=0, split=split)
         return TrainResult(run=context.run.folder, metrics=metrics, steps=0)
 

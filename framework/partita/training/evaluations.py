@@ -24,7 +24,9 @@ class Evaluations:
     """Evaluation datasets, by split."""
     directory: RunDirectory
 
-    def __call__(self, split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> Metrics:
+    def __call__(
+        self, split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> Metrics:
         """Compute the objective, and with `generated` metrics of generated answers.
 
         The results of the rows are recorded in the run, except those of the frequent evaluations that only compute the

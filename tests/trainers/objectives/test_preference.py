@@ -58,7 +58,9 @@ class Work:
             self.context = replace(self.context, process_group=group)
 
     @torch.no_grad()
-    def evaluate(self, split: str, generated: bool, max_rows: Any, *, step: Any = None) -> dict[str, float]:
+    def evaluate(
+        self, split: str, *, generated: bool = True, max_rows: Any = None, step: Any = None
+    ) -> dict[str, float]:
         """Evaluate as the framework does, on pairs of which each rank has the same."""
         assert not generated or step is not None
         objective, batch = self.trainer.objective, self.held_out(HELD_OUT)
@@ -346,9 +348,9 @@ def test_checkpoints_can_be_chosen_by_a_metric_of_pairs_without_generated_answer
     asked = []
     evaluate = work.context.evaluate
 
-    def recorded(split: str, generated: bool, max_rows: Any, *, step: Any = None) -> Any:
+    def recorded(split: str, *, generated: bool = True, max_rows: Any = None, step: Any = None) -> Any:
         asked.append((step, generated))
-        return evaluate(split, generated, max_rows, step=step)
+        return evaluate(split, generated=generated, max_rows=max_rows, step=step)
 
     work.context = replace(work.context, evaluate=recorded)  # type: ignore[arg-type]
     work.train()

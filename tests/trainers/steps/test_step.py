@@ -211,7 +211,9 @@ def test_a_run_that_halved_and_was_killed_continues_bit_for_bit(make_work: Any, 
 
         work.lm.module.register_forward_pre_hook(check)
 
-    def evaluate(split: str, generated: bool, max_rows: int | None, *, step: int | None = None) -> dict[str, float]:
+    def evaluate(
+        split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> dict[str, float]:
         return {"loss": 1.0}
 
     straight = make_work(run=make_work.recorder(tmp_path / "straight"), evaluate=evaluate, **options)

@@ -172,7 +172,7 @@ class HogwildRun:
     def maybe_evaluate_and_save(self, interrupt: Interruption, *, ended: bool, last: bool) -> None:
         """Evaluate after a completed epoch, and save. Raises KeyboardInterrupt if the user asked to stop."""
         if ended and not last and "validation" in self.work.splits:
-            metrics = self.work.evaluate("validation", True, ANSWERED_ROWS, step=self.step)
+            metrics = self.work.evaluate("validation", max_rows=ANSWERED_ROWS, step=self.step)
             self.run.report(metrics, step=self.step, split="validation")
             self.callbacks.call("on_evaluate", metrics=metrics)
         self.save()
@@ -219,7 +219,7 @@ class HogwildRun:
         metrics: dict[str, Metrics] = {}
         for split in wanted:
             if split in self.work.splits:
-                metrics[split] = self.work.evaluate(split, True, None, step=self.step)
+                metrics[split] = self.work.evaluate(split, step=self.step)
                 self.run.report(metrics[split], step=self.step, split=split)
         early = self.callbacks.stopped_by is not None and self.step < self.total
         self.run.note(stopped_by=self.callbacks.stopped_by if early else None)

@@ -105,7 +105,7 @@ def compute_before(run: "FinetuneRun", references: References) -> None:
         if not has_steps:
             steps = compute_training_rows(run, references)
         for split in evaluated:
-            run.context.evaluate(split, False, 1, step=0)
+            run.context.evaluate(split, generated=False, max_rows=1, step=0)
     share(run, references)
     known = KnownReferences(steps, known.splits.union(evaluated), references.log_probs)
     group.run_on_rank_zero(lambda: write_references(path, known), "the references")
