@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from partita.backends.context import RunContext
-from partita.backends.refusals import USE_THIS_PROCESS, Refusals
+from partita.backends.refusals import EMBEDDING_BAG, HEAD, USE_THIS_PROCESS, Refusals
 from partita.backends.reward_models import check_columns_of_reward, load_best_of
 from partita.data.column_checks import check_columns
 from partita.data.ledger import Ledger
@@ -31,6 +31,7 @@ from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem
 from partita_schema.rules.features import METRICS_OF_MODEL
+from partita_schema.sections.model import EmbeddingBagModel
 from partita_trainers.base import TrainResult
 from partita_trainers.process_group import synchronized_errors
 
@@ -91,42 +92,56 @@ class Backend(ABC):
         """Train as configured; see `Model.train`."""
 
     @abstractmethod
+    def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> "SimulationReport":
+        """Roll out the episodes of the `simulation` section; see `Model.simulate`."""
+
+    # What a backend implements, or refuses
+
     def generate(
         self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
     ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
         """Generate text after each prompt; see `Model.generate`."""
+        self.refuse("generate")
 
-    @abstractmethod
-    def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> "SimulationReport":
-        """Roll out the episodes of the `simulation` section; see `Model.simulate`."""
-
-    @abstractmethod
     def tune(self, dataset: Any, *, fresh: bool) -> "BatchSizes":
         """Measure the best batch sizes; see `Model.tune`."""
+        self.refuse("tune")
 
-    def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> "ServingEngine":
+    def open_engine(self, *, max_tokens: int | None, batch_size: int | None, max_waiting: int) -> "ServingEngine":
         """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         kind = self.context.config.backend.type
         raise PartitaError(
             f"serve and chat need the model in this process, and backend is {{type: {kind}}}; {USE_THIS_PROCESS}"
         )
 
-    @abstractmethod
     def save(self, folder: Path, *, origin: Path | None) -> None:
         """Write the model with the metadata for `Model.load`.
 
         Relative paths are resolved against `origin`, or without one against the saved folder.
         """
+        self.refuse("save")
 
-    @abstractmethod
     def export(self, options: ExportOptions) -> ExportReport:
         """Export the model and compare it with the export; see `Model.export`."""
+        self.refuse("export")
 
     def record_memory(self) -> None:
         """Record batch sizes that ran out of memory since the last call."""
         return  # by default nothing: only the sizes of a model in this process are known here
 
     # What all backends do alike
+
+    def check_model(self, verb: str) -> None:
+        """Raise PartitaError if the model is an embedding bag or has a head, and does not support the verb."""
+        if isinstance(self.context.config.base_model, EmbeddingBagModel):
+            EMBEDDING_BAG.check(verb)
+        if self.context.config.head_output is not None:
+            HEAD.check(verb)
+
+    def refuse(self, verb: str) -> NoReturn:
+        """Raise PartitaError: the model, or else the backend, does not support the verb."""
+        self.check_model(verb)
+        self.refusals.refuse(verb)
 
     def with_reward(self, pipeline: AnyPipeline) -> AnyPipeline:
         """Return the pipeline for `predict` and `evaluate`: also with the reward model of `generation.best_of`."""

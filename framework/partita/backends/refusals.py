@@ -1,4 +1,4 @@
-"""Verbs that a backend does not support, and why."""
+"""Verbs that a backend or a kind of model does not support, and why."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,6 +58,24 @@ RAY = Refusals(
 )
 BY_TYPE = {"endpoint": ENDPOINT, "ray": RAY}
 """What backends do not support, by backend.type; other backends support all verbs."""
+EMBEDDING_BAG = Refusals(
+    "there is nothing to {verb} with base_model: {{type: embedding_bag}}: {reason}",
+    {
+        "generate": "it writes no text; predict answers rows with labels",
+        "simulate": "it has no dialogues; write a language model as base_model",
+        "tune": "its batch sizes are numbers in the file",
+        "export": "only partita reads its files",
+    },
+)
+"""Verbs that the embedding-bag classifier does not support."""
+HEAD = Refusals(
+    "there is nothing to {verb} with a head: {reason}",
+    {
+        "generate": "it writes no text; predict answers rows",
+        "simulate": "it writes no text; write a file with a model that answers",
+    },
+)
+"""Verbs that a model with a head does not support."""
 
 
 def check_supported(config: "Config", verb: str) -> None:

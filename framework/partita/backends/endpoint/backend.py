@@ -18,14 +18,11 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.formatting.tool_calls import ToolCallForm
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
-from partita.export.options import ExportOptions
-from partita.export.report import ExportReport
 from partita.generation.answer_lengths import default_new_tokens
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
 from partita.generation.requests import GenerationSettings
 from partita.outputs.decode import Decoder
-from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import Pipeline
 from partita.simulation.build import section_of
 from partita.simulation.report import SimulationReport
@@ -154,18 +151,6 @@ class EndpointBackend(Backend):
         section_of(self.context.config)
         self.context.refuse_code("simulation")
         self.refusals.refuse("simulate")
-
-    def tune(self, dataset: Any, *, fresh: bool) -> BatchSizes:
-        """Refuse to tune."""
-        self.refusals.refuse("tune")
-
-    def save(self, folder: Path, *, origin: Path | None) -> None:
-        """Refuse to save."""
-        self.refusals.refuse("save")
-
-    def export(self, options: ExportOptions) -> ExportReport:
-        """Refuse to export."""
-        self.refusals.refuse("export")
 
 
 class EndpointEvaluator:

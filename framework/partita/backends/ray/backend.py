@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.backends.base import Backend, Metrics
 from partita.backends.context import RunContext
-from partita.backends.local import EMBEDDING_BAG, LocalBackend
+from partita.backends.local import LocalBackend
 from partita.backends.ray.actors import RayWorkerBackend
 from partita.backends.ray.job import PoolGenerator
 from partita.backends.ray.messages import LoadRequest
@@ -24,11 +24,8 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.retrieval import build_retriever
 from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
-from partita.export.options import ExportOptions
-from partita.export.report import ExportReport
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.prompts import PromptSource
-from partita.pipeline.batch_sizes import BatchSizes
 from partita.pipeline.build import Labels, Pipeline, assemble_pipeline, training_texts
 from partita.pipeline.dataset_loss import (
     BatchLoss,
@@ -46,7 +43,7 @@ from partita.simulation.transcripts import discard
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.common.text import counted
 from partita_schema.sections.backend import RayBackendConfig
-from partita_schema.sections.model import EmbeddingBagModel, ScratchModel
+from partita_schema.sections.model import ScratchModel
 from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective
@@ -192,31 +189,6 @@ class RayBackend(Backend):
         return replace(report, folder=str(folder))
 
     # Verbs that are not supported
-
-    def check_model(self, verb: str) -> None:
-        """Raise PartitaError if the model is an embedding bag, which does not support the verb."""
-        if isinstance(self.context.config.base_model, EmbeddingBagModel):
-            EMBEDDING_BAG.check(verb)
-
-    def generate(
-        self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
-    ) -> list[str]:
-        """Refuse to generate; see `Model.generate`."""
-        self.check_model("generate")
-        self.refusals.refuse("generate")
-
-    def tune(self, dataset: Any, *, fresh: bool) -> BatchSizes:
-        """Refuse to tune."""
-        self.check_model("tune")
-        self.refusals.refuse("tune")
-
-    def save(self, folder: Path, *, origin: Path | None) -> None:
-        """Refuse to save."""
-        self.refusals.refuse("save")
-
-    def export(self, options: ExportOptions) -> ExportReport:
-        """Refuse to export."""
-        self.refusals.refuse("export")
 
 
 class RayEvaluator:
