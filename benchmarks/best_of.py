@@ -134,7 +134,7 @@ def rewarded(folder: str, rounds: int) -> list[Row]:
     import torch
 
     from partita.backends.reward_models import load_answer_scorer
-    from partita.lm.batch_generation.branches import BranchSupport
+    from partita.lm.branches.masks import BranchSupport
     from partita.lm.reward_model import RewardModel
     from partita.model import Model
 

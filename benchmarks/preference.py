@@ -323,7 +323,7 @@ def own_epoch(folder: str, separate: bool) -> Row:
 
     import torch
 
-    from partita.lm.batch_generation.branches import BranchSupport
+    from partita.lm.branches.masks import BranchSupport
     from partita_trainers.base import GlobalBatch, TrainerContext
     from partita_trainers.registry import build_trainer
 

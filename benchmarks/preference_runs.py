@@ -68,7 +68,7 @@ def compared(kind: str, folder: Path, window: int | None) -> Row | None:
     """Return the largest difference for a model; None if it cannot be built or has no windows."""
     import torch
 
-    from partita.lm.batch_generation.branches import probe_rows, separate_rows
+    from partita.lm.branches.masks import probe_rows, separate_rows
     from partita_schema.errors import PartitaError
 
     shutil.rmtree(folder, ignore_errors=True)

@@ -212,8 +212,14 @@ class Model:
         Outputs of labels also have `per_label`, the metrics of each label; categories `confusion`, a list of the
         labels that were answered for each correct one, with numbers of rows.
 
-        `dataset` defaults to the test rows of the file, else its validation rows. Rows that cannot be scored are
-        counted as `skipped`. A server returns no loss. Raises DataError if no row can be scored.
+        Rows that cannot be scored are counted as `skipped`. A server returns no loss.
+
+        Args:
+            dataset: Labeled rows. Default: the test rows of the file, else its validation rows.
+            batch_size: Rows generated at a time. Default: found by measuring.
+
+        Raises:
+            DataError: No row can be scored.
         """
         metrics = self._prepare_backend().evaluate(dataset, batch_size=count_of("batch_size", batch_size))
         self._write_report(self._backend.context.output_folder)
@@ -223,9 +229,18 @@ class Model:
     def simulate(
         self, output: str | Path | None = None, *, batch_size: int | None = None, fresh: bool = False
     ) -> SimulationReport:
-        """Roll out the episodes of the `simulation` section, and write their transcripts to the folder `output`.
+        """Roll out the episodes of the `simulation` section, and write their transcripts.
 
-        Episodes are saved as they finish; call it again to run only the missing ones. `fresh` starts over.
+        Episodes are saved as they finish; call it again to run only the missing ones.
+
+        Args:
+            output: Folder of the transcripts. Default: `transcripts` in the directory of the run.
+            batch_size: Episodes at a time. Default: found by measuring.
+            fresh: Whether to start over instead of resuming.
+
+        Raises:
+            ConfigError: There is no `simulation` section, or one of its programs cannot be created.
+            ResumeError: The folder has transcripts of another simulation, and `fresh` is false.
         """
         folder = None if output is None else path_of("output", output)
         report = self._prepare_backend().simulate(folder, batch_size=count_of("batch_size", batch_size), fresh=fresh)
@@ -339,8 +354,11 @@ class Model:
         """Measure the batch sizes that fit this machine, and choose the best.
 
         For a file that trains, the sizes of training and of its evaluations. For a finished run, or with
-        `trainer: {type: none}`, the sizes of generation, and of evaluation if `dataset` has answers. `dataset` replaces
-        data.source, or the rows to evaluate on. `fresh` ignores the sizes that earlier runs found.
+        `trainer: {type: none}`, the sizes of generation, and of evaluation if `dataset` has answers.
+
+        Args:
+            dataset: Replaces data.source, or the rows to evaluate on.
+            fresh: Whether to ignore the sizes that earlier runs found.
         """
         return self._prepare_backend().tune(dataset, fresh=fresh)
 
@@ -348,7 +366,11 @@ class Model:
     def save(self, folder: str | Path) -> Path:
         """Write the model in the standard layout of transformers or peft, with the metadata for `Model.load`.
 
-        Raises DataError if the folder is the directory of a run.
+        Args:
+            folder: Folder to write.
+
+        Raises:
+            DataError: The folder is the directory of a run.
         """
         folder = path_of("folder", folder)
         if (folder / MANIFESTS[0]).exists():
@@ -440,7 +462,7 @@ def open_engine(
         max_waiting: Maximum number of requests that wait for others.
     """
     return model._prepare_backend().open_engine(  # noqa: SLF001
-        context=count_of("context", context),
+        max_tokens=count_of("context", context),
         batch_size=count_of("batch_size", batch_size),
         max_waiting=count_of("max_waiting", max_waiting) or MAX_WAITING,
     )

@@ -68,7 +68,7 @@ def read_words(value: Any, *, splitting: Splitting, lowercase: bool = False) -> 
         value = words_in_json(value)
     if not is_list(value):
         text = read(value)
-        return checked(WordText(text, list(word_spans(text, splitting=splitting))))
+        return require_words(WordText(text, list(word_spans(text, splitting=splitting))))
     words = [read(word) for word in value]
     blank = next((index for index, word in enumerate(words) if not word.strip()), None)
     if blank is not None:
@@ -76,7 +76,7 @@ def read_words(value: Any, *, splitting: Splitting, lowercase: bool = False) -> 
     ends = [0]
     for word in words:
         ends.append(ends[-1] + len(word) + 1)
-    return checked(WordText(" ".join(words), [(start, end - 1) for start, end in pairwise(ends)]))
+    return require_words(WordText(" ".join(words), [(start, end - 1) for start, end in pairwise(ends)]))
 
 
 def words_in_json(text: str) -> Any:
@@ -88,7 +88,7 @@ def words_in_json(text: str) -> Any:
     return value if isinstance(value, list) and all(isinstance(word, str) for word in value) else text
 
 
-def checked(words: WordText) -> WordText:
+def require_words(words: WordText) -> WordText:
     """Raise CellError if there are no words."""
     if not words.spans:
         raise CellError("there are no words")

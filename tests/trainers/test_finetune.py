@@ -49,7 +49,7 @@ def test_every_optimizer_trains_and_resumes_bit_for_bit(make_work: Any, tmp_path
     rate = {"sgd": 0.3, "lion": 0.003, "lion_8bit": 0.003}.get(optimizer, 0.02)
     options = {"optimizer": {"type": optimizer}, "learning_rate": rate, "epochs": 3, "steps_per_checkpoint": 4}
     straight = make_work(run=make_work.recorder(tmp_path / "straight"), **options)
-    before = straight.evaluate("validation", False, None)["loss"]
+    before = straight.evaluate("validation", generated=False)["loss"]
     result = run(straight)
     assert result.metrics["validation"]["loss"] < before
 

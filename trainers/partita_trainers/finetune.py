@@ -18,8 +18,8 @@ from partita_schema.common.text import counted
 from partita_schema.config import Config
 from partita_schema.errors import DataError, ResumeError
 from partita_schema.metrics import full_name
-from partita_schema.open_values import default_learning_rate
 from partita_schema.sections.trainer import FinetuneTrainer, final_splits
+from partita_schema.training_defaults import default_learning_rate
 from partita_trainers.base import Batches, GlobalBatch, Metrics, ProbeContext, TrainerContext, TrainResult, save_result
 from partita_trainers.callbacks import Callbacks
 from partita_trainers.checkpoints.checkpoint import (
@@ -31,6 +31,7 @@ from partita_trainers.checkpoints.checkpoint import (
     remove_checkpoints,
     write_checkpoint,
 )
+from partita_trainers.early_stopping import BestEvaluation
 from partita_trainers.engine import TrainEngine, dry_run
 from partita_trainers.interrupt import interruption
 from partita_trainers.learning_rate_search import find_learning_rate
@@ -43,7 +44,6 @@ from partita_trainers.steps.source_counts import SourceCounts
 from partita_trainers.steps.step import open_steps, take_step
 from partita_trainers.steps.step_stats import StepRequests, StepResult, step_record
 from partita_trainers.training_probe import TrainingProbe
-from partita_trainers.validation import Validation
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class FinetuneRun:
         self.lm, self.run, self.process_group = context.lm, context.run, context.process_group
         self.schedule = plan_schedule(config, batches=batches, splits=context.splits)
         metric = full_name(config.validation_metric, context.config.output_features)
-        self.validation = Validation(metric, config.early_stop, context.validation_rows)
+        self.best_evaluation = BestEvaluation(metric, config.early_stop, context.validation_rows)
         self.lm.prepare_training(self.schedule.total)
         sharded = is_sharded(context.config)
         self.engine = TrainEngine(
@@ -145,7 +145,9 @@ class FinetuneRun:
         self.losses = LossHistory()
         self.sources = SourceCounts(context.config.data.mix_names)
         self.learning_rate = 0.0
-        self.callbacks = Callbacks(context, total_steps=self.schedule.total, validation_metric=self.validation.metric)
+        self.callbacks = Callbacks(
+            context, total_steps=self.schedule.total, validation_metric=self.best_evaluation.metric
+        )
         self.step = 0
         self.stopped_early = False
         self.timer = CheckpointTimer(config.minutes_per_checkpoint)
@@ -175,9 +177,9 @@ class FinetuneRun:
         """Restore the model, optimizers, random states, data position and counters of a checkpoint."""
         data_position, state = self.restore_checkpoint(step)
         self.batches.load_data_position(data_position)
-        self.validation.load_state_dict(state["validation"])
+        self.best_evaluation.load_state_dict(state["validation"])
         if state["total_steps"] != self.schedule.total:  # more steps are asked for, as with a stop of callbacks
-            self.validation.evaluations_without_improvement = 0
+            self.best_evaluation.evaluations_without_improvement = 0
         self.splitter.load_state_dict(state["splitter"])
         self.sources.load_state_dict(state.get("sources", {}))
         self.timed_steps = state.get("timed_steps", [])
@@ -190,13 +192,13 @@ class FinetuneRun:
     @property
     def should_stop(self) -> bool:
         """Whether the run ends before its last step: no better evaluations, or a callback asked to stop."""
-        asked = self.validation.should_stop or self.callbacks.stopped_by is not None
+        asked = self.best_evaluation.should_stop or self.callbacks.stopped_by is not None
         return asked and self.step < self.schedule.total
 
     def start_callbacks(self, resumed_from: int | None) -> None:
         """Call the callbacks before the first step of this process."""
         checkpoint = None if resumed_from is None else self.run.checkpoints / checkpoint_name(resumed_from)
-        best, best_step = self.validation.best, self.validation.best_step
+        best, best_step = self.best_evaluation.best, self.best_evaluation.best_step
         self.callbacks.call("on_start", step=self.step, checkpoint=checkpoint, best=best, best_step=best_step)
         self.stopped_early = self.should_stop
 
@@ -316,14 +318,18 @@ class FinetuneRun:
     def evaluate(self) -> bool:
         """Evaluate and report metrics. Return whether the validation metric is the best so far."""
         without_answers = ("loss", *self.config.METRICS)
-        generated = self.config.evaluate_generated is True or self.validation.metric not in without_answers
+        generated = self.config.evaluate_generated is True or self.best_evaluation.metric not in without_answers
         with evaluation_weights(self.engine.raw_optimizers), self.engine.summon_full_params():
-            metrics = self.context.evaluate("validation", generated, self.config.max_generated_rows, step=self.step)
+            metrics = self.context.evaluate(
+                "validation", generated=generated, max_rows=self.config.max_generated_rows, step=self.step
+            )
         self.run.report(metrics, step=self.step, split="validation")
-        improved = self.validation.update(metrics, step=self.step)
+        improved = self.best_evaluation.update(metrics, step=self.step)
         training_loss, total = self.losses.take_mean(), self.schedule.total
-        self.validation.log(metrics, step=self.step, total_steps=total, training_loss=training_loss, improved=improved)
-        best, best_step = self.validation.best, self.validation.best_step
+        self.best_evaluation.log(
+            metrics, step=self.step, total_steps=total, training_loss=training_loss, improved=improved
+        )
+        best, best_step = self.best_evaluation.best, self.best_evaluation.best_step
         self.callbacks.call("on_evaluate", metrics=metrics, best=best, best_step=best_step)
         return improved
 
@@ -331,8 +337,8 @@ class FinetuneRun:
         """Log why the run ends before its last step."""
         reason = self.callbacks.stopped_by
         if reason is None:
-            evaluations = counted(self.validation.patience, "evaluation")
-            reason = f"no better {self.validation.metric} in {evaluations}"
+            evaluations = counted(self.best_evaluation.patience, "evaluation")
+            reason = f"no better {self.best_evaluation.metric} in {evaluations}"
         logger.info("stopping after step %d of %d: %s", self.step, self.schedule.total, reason)
 
     def save_checkpoint(self, global_batch: GlobalBatch) -> None:
@@ -365,7 +371,7 @@ class FinetuneRun:
                 "total_steps": self.schedule.total,
                 "learning_rate": self.learning_rate,
                 "scaler": scaler.state_dict() if scaler is not None else None,
-                "validation": self.validation.state_dict(),
+                "validation": self.best_evaluation.state_dict(),
                 "splitter": self.splitter.state_dict(),
                 "sources": self.sources.state_dict(),
                 "timed_steps": self.timed_steps,
@@ -373,13 +379,13 @@ class FinetuneRun:
             },
         )
         lasting = [step for step in list_checkpoints(self.run.checkpoints) if step not in self.timed_steps]
-        best = self.validation.best_step
+        best = self.best_evaluation.best_step
         newest = {self.step, *lasting[-self.config.keep_checkpoints :]}
         remove_checkpoints(self.run.checkpoints, keep=newest | ({best} if best is not None else set()))
 
     def finalize(self, resumed_from: int | None) -> TrainResult:
         """Restore the best weights, save the model and evaluate it."""
-        best, weights = self.validation.best_step, self.step
+        best, weights = self.best_evaluation.best_step, self.step
         if self.config.restore_best and best is not None and best != self.step:
             self.process_group.run_on_rank_zero(lambda: self.check_best(best), "the best checkpoint")
             self.restore_checkpoint(best)
@@ -391,7 +397,7 @@ class FinetuneRun:
         metrics = self.final_metrics(weights)
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)
-        self.run.note(best_step=best, best=self.validation.best)
+        self.run.note(best_step=best, best=self.best_evaluation.best)
         if used := self.sources.state_dict():
             self.run.note(sources=used)
         self.run.note(stopped_by=self.callbacks.stopped_by if self.stopped_early else None)
@@ -421,7 +427,7 @@ class FinetuneRun:
         wanted = final_splits(self.config)
         generated = self.config.evaluate_generated is not False
         return {
-            split: self.context.evaluate(split, generated, None, step=weights)
+            split: self.context.evaluate(split, generated=generated, step=weights)
             for split in wanted
             if split in self.context.splits
         }

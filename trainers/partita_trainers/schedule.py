@@ -9,9 +9,9 @@ from typing import assert_never
 
 from partita_schema.common.text import counted
 from partita_schema.errors import DataError
-from partita_schema.open_values import DEFAULT_EPOCHS, warmup_steps
 from partita_schema.sections.optimization import LearningRateScheduler
 from partita_schema.sections.trainer import FinetuneTrainer
+from partita_schema.training_defaults import DEFAULT_EPOCHS, warmup_steps
 from partita_trainers.base import Batches
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ import numpy as np
 from partita.backends.agent_contexts import agent_contexts
 from partita.backends.base import Backend
 from partita.backends.context import RunContext
-from partita.backends.refusals import Refusals
 from partita.backends.reward_models import load_reward_checker
 from partita.data.episode import AGENT
 from partita.data.labels import find_labels
@@ -40,7 +39,7 @@ from partita.runs.directory import RunDirectory
 from partita.runs.earlier_results import remove_earlier_results
 from partita.runs.exits import exits_as_errors
 from partita.runs.manifest import MANIFESTS
-from partita.serving.engine import MAX_REQUESTS, ServingEngine, context_of
+from partita.serving.engine import MAX_REQUESTS, ServingEngine, served_tokens
 from partita.simulation.build import section_of
 from partita.simulation.participants import AgentModel
 from partita.simulation.report import SimulationReport
@@ -54,7 +53,6 @@ from partita.training.run import (
 )
 from partita.training.self_training import SelfTraining, check_rounds, rounds_of
 from partita_schema.errors import ConfigError, DataError
-from partita_schema.sections.model import EmbeddingBagModel
 from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_trainers.base import Trainer, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
@@ -63,25 +61,6 @@ from partita_trainers.process_group import main_process_first, synchronized_erro
 from partita_trainers.registry import build_callbacks, build_trainer, default_objective, evaluation_objective
 
 logger = logging.getLogger(__name__)
-
-EMBEDDING_BAG = Refusals(
-    "there is nothing to {verb} with base_model: {{type: embedding_bag}}: {reason}",
-    {
-        "generate": "it writes no text; predict answers rows with labels",
-        "simulate": "it has no dialogues; write a language model as base_model",
-        "tune": "its batch sizes are numbers in the file",
-        "export": "only partita reads its files",
-    },
-)
-"""Verbs that the embedding-bag classifier does not support."""
-HEAD = Refusals(
-    "there is nothing to {verb} with a head: {reason}",
-    {
-        "generate": "it writes no text; predict answers rows",
-        "simulate": "it writes no text; write a file with a model that answers",
-    },
-)
-"""Verbs that a model with a head does not support."""
 
 
 class LocalBackend(Backend):
@@ -122,9 +101,16 @@ class LocalBackend(Backend):
         self._pipeline = self._tuner = None
 
     def build_pipeline(
-        self, labels: Labels, training: Rows | None, trainable: bool, tokenizer_folder: Path | None = None
+        self, labels: Labels, training: Rows | None, *, trainable: bool, tokenizer_folder: Path | None = None
     ) -> LocalPipeline:
-        """Build the pipeline with a model in this process; see `partita.pipeline.build.build_pipeline`."""
+        """Build the pipeline with a model in this process.
+
+        Args:
+            labels: Labels by output.
+            training: Rows to train a new tokenizer on; None without training.
+            trainable: Whether the model is trained; otherwise it has the weights of the run.
+            tokenizer_folder: Where the tokenizer of a new model is kept.
+        """
         return build_pipeline(
             self.context.config,
             folder=self.context.loaded.folder,
@@ -246,7 +232,9 @@ class LocalBackend(Backend):
                 data,
                 trainer=trainer,
                 process_group=self.context.process_group,
-                assemble=partial(self.build_pipeline, labels, data.training, config.trains),
+                assemble=lambda folder: self.build_pipeline(
+                    labels, data.training, trainable=config.trains, tokenizer_folder=folder
+                ),
                 callbacks=callbacks,
             )
             directory.note(steps=result.steps, stopped_early=result.stopped_early)
@@ -327,13 +315,6 @@ class LocalBackend(Backend):
 
     # Other verbs
 
-    def check_model(self, verb: str) -> None:
-        """Raise PartitaError if the model is an embedding bag or has a head, and does not support the verb."""
-        if isinstance(self.context.config.base_model, EmbeddingBagModel):
-            EMBEDDING_BAG.check(verb)
-        if self.context.config.head_output is not None:
-            HEAD.check(verb)
-
     def generate(
         self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool
     ) -> list[str] | Iterator[str] | Iterator[tuple[int, str]]:
@@ -401,11 +382,11 @@ class LocalBackend(Backend):
             pipeline, self.tuner, model_fingerprint(pipeline, result=self.context.weights, folder=pipeline.folder)
         )
 
-    def open_engine(self, *, context: int | None, batch_size: int | None, max_waiting: int) -> ServingEngine:
+    def open_engine(self, *, max_tokens: int | None, batch_size: int | None, max_waiting: int) -> ServingEngine:
         """Return the engine of a server or a chat, not started; see `open_engine` of `model.py`."""
         self.context.check_single_process()
         pipeline = self.pipeline()
-        tokens = context_of(pipeline.lm.context_length, context)
+        tokens = served_tokens(pipeline.lm.context_length, max_tokens)
         new_tokens = min(pipeline.max_new_tokens, tokens // 2)
         lengths = np.full(MAX_REQUESTS, max(1, tokens - new_tokens))
         # A server keeps its rows in slots.

@@ -17,7 +17,7 @@ COMMENT = "#   "
 """Start of a line of a plan."""
 
 if TYPE_CHECKING:
-    from partita.lm.batch_generation.branch_plan import BranchPlan
+    from partita.lm.branches.plan import BranchPlan
     from partita.lm.decoding.generation_defaults import Explanation
     from partita.training.plan import FilePlan
     from partita_schema.load import LoadedConfig
@@ -178,7 +178,7 @@ def lines_of_chosen(chosen: Mapping[str, str]) -> list[str]:
 
 def branches_of(loaded: "LoadedConfig", planned: "FilePlan | None") -> "BranchPlan | None":
     """Return how the answers of pairs are computed; None for other rows."""
-    from partita.lm.batch_generation.branch_plan import plan_branches
+    from partita.lm.branches.plan import plan_branches
 
     repeated_tokens = None if planned is None else planned.repeated_tokens
     return plan_branches(loaded.config, folder=loaded.folder, repeated_tokens=repeated_tokens)

@@ -12,13 +12,6 @@ from torch import nn
 
 from partita.lm.base import BatchSupport, Generated, GenerationOptions, GenerationRequest
 from partita.lm.batch_generation.batch_check import check_causal, find_batch_support, padding_limit
-from partita.lm.batch_generation.branches import (
-    BranchSupport,
-    branch_inputs,
-    ends_of_sight,
-    find_branch_support,
-    separate_rows,
-)
 from partita.lm.batch_generation.generation import (
     answer_ends,
     generate_batch,
@@ -31,6 +24,13 @@ from partita.lm.batch_generation.worst_case import (
     batch_worst_case,
     reachable_tokens,
     timed_length,
+)
+from partita.lm.branches.masks import (
+    BranchSupport,
+    branch_inputs,
+    ends_of_sight,
+    find_branch_support,
+    separate_rows,
 )
 from partita.lm.checks.loss_token_check import find_loss_token_layer
 from partita.lm.checks.packing_check import Isolation, find_isolation, packed_inputs
@@ -145,13 +145,14 @@ class HuggingFaceModel(TrainedModel, TextModel):
         From then on, `loss` with gradients computes the last layer for the tokens that predict a label only, if the
         model supports it.
         """
-        logger.debug("the loss depends on nothing that follows: %s", self.is_causal)
+        assert self.is_causal, "or it raises"
         if self.loss_token_layer is None:
             self.loss_token_layer = find_loss_token_layer(self)
 
     def check_packing(self) -> None:
         """Raise ModelError if packed rows attend to each other."""
-        logger.debug("packed rows are kept apart by %s", self.isolation)
+        isolation = self.isolation  # raises if there is none
+        logger.debug("packed rows are kept apart by %s", isolation)
 
     # Inference
 

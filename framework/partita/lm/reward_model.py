@@ -4,7 +4,7 @@ The score of an answer is read at its last token that is not the pad token, neve
 `AutoModelForSequenceClassification` of transformers reads it in a row with this answer alone, so scores are the same.
 
 Both answers of a pair, or several answers to compare, follow their prompt in one row, which is computed once; see
-`partita.lm.batch_generation.branches`. Where a model takes no mask of pairs of tokens, each answer is a separate row.
+`partita.lm.branches.masks`. Where a model takes no mask of pairs of tokens, each answer is a separate row.
 
 Shapes: B sequences, T tokens of the longest, N loss tokens, R rows, A answers of a row: 2 of a pair, n = R A answers, K
 most answers of a sequence, L sequences of one answer each.
@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from partita.lm.base import Generated, GenerationOptions, GenerationRequest
-from partita.lm.batch_generation.branches import (
+from partita.lm.branches.masks import (
     BranchSupport,
     branch_inputs,
     ends_of_sight,

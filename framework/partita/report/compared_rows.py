@@ -119,9 +119,9 @@ def evaluations_of(folder: Path) -> dict[str, Load]:
         if not path.stem.endswith(BASE):
             found[path.stem] = lambda path=path: read_evaluation(path)  # type: ignore[misc]
     for history, path in transcript_files(folder).items():
-        found.setdefault(history, lambda path=path: rows_of(read_episodes(path), path.stem))  # type: ignore[misc]
+        found.setdefault(history, lambda path=path: evaluation_of_episodes(read_episodes(path), path.stem))  # type: ignore[misc]
     for name, path in round_files(folder).items():
-        found.setdefault(name, lambda path=path, name=name: rows_of(read_episodes(path), name))  # type: ignore[misc]
+        found.setdefault(name, lambda path=path, name=name: evaluation_of_episodes(read_episodes(path), name))  # type: ignore[misc]
     return found
 
 
@@ -275,7 +275,7 @@ def read_episodes(path: Path) -> list[Episode]:
     return episodes
 
 
-def rows_of(episodes: Sequence[Episode], history: str) -> Evaluation:
+def evaluation_of_episodes(episodes: Sequence[Episode], history: str) -> Evaluation:
     """Return episodes as the results of rows: whether each one succeeded, and its numbers."""
     evaluation = Evaluation(EvaluationHeader(history, "result", "", outputs={EPISODE: EPISODE}))
     evaluation.outputs[EPISODE] = OutputColumn(EPISODE)

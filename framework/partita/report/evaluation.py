@@ -170,7 +170,7 @@ def read_evaluation(path: Path) -> Evaluation:
         for block in blocks_of_lines(file, size=BLOCK):
             before = 1 + len(evaluation)
             try:
-                evaluation.add(rows_of(block))
+                evaluation.add(parse_results(block))
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 number = before + 1 + damaged_line(block.splitlines())
                 raise DataError(f"{path}, line {number}, is damaged; evaluate the run again") from None
@@ -183,7 +183,7 @@ def read_evaluation(path: Path) -> Evaluation:
     return evaluation
 
 
-def rows_of(block: bytes) -> list[Any]:
+def parse_results(block: bytes) -> list[Any]:
     """Return the rows in whole lines of the file. Raise ValueError if a line is damaged."""
     # A line break is only at the end of a line, because JSON escapes it in texts.
     text = b"[" + block.removesuffix(b"\n").replace(b"\n", b",") + b"]"

@@ -55,17 +55,17 @@ def commit_of(git: Path) -> str | None:
         git = git.parent / git.read_text(encoding="utf8").removeprefix("gitdir:").strip()
     head = (git / "HEAD").read_text(encoding="utf8").strip()
     if not head.startswith("ref:"):
-        return checked(head)
+        return commit_or_none(head)
     name, shared = head.removeprefix("ref:").strip(), git
     if (git / "commondir").is_file():
         shared = git / (git / "commondir").read_text(encoding="utf8").strip()
     if (shared / name).is_file():
-        return checked((shared / name).read_text(encoding="utf8").strip())
+        return commit_or_none((shared / name).read_text(encoding="utf8").strip())
     packed = shared / "packed-refs"
     lines = packed.read_text(encoding="utf8").splitlines() if packed.is_file() else []
-    return next((checked(line.split()[0]) for line in lines if line.split()[1:] == [name]), None)
+    return next((commit_or_none(line.split()[0]) for line in lines if line.split()[1:] == [name]), None)
 
 
-def checked(text: str) -> str | None:
+def commit_or_none(text: str) -> str | None:
     """Return a text if it is the name of a commit."""
     return text if COMMIT.fullmatch(text) else None

@@ -68,7 +68,7 @@ class AsyncEngine:
 
     async def answers(self, requests: Sequence[AnswerRequest]) -> list[Generated]:
         """Return whole answers. Raise ApiError if one is missing."""
-        return [checked(end) for end in await self.ends(requests)]
+        return [answer_of(end) for end in await self.ends(requests)]
 
     async def ends(self, requests: Sequence[AnswerRequest]) -> list[AnswerEnd]:
         """Return whole answers, or why there is none. Raise ApiError if the engine has stopped."""
@@ -77,7 +77,7 @@ class AsyncEngine:
             async for index, event in events:
                 if isinstance(event, AnswerEnd):
                     if event.error is not None and event.error in (STOPPING, self.engine.failure):
-                        checked(event)
+                        answer_of(event)
                     found[index] = event
         return [found[index] for index in range(len(requests))]
 
@@ -124,7 +124,7 @@ def call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) 
         loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
 
 
-def checked(event: AnswerEnd) -> Generated:
+def answer_of(event: AnswerEnd) -> Generated:
     """Return the answer in an end event. Raise ApiError if there is none."""
     if event.generated is None:
         status = 503 if event.error == STOPPING else 500

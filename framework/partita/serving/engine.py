@@ -53,7 +53,7 @@ class EngineStoppedError(Exception):
     """The engine answers no more requests: it is stopping, or the device failed."""
 
 
-def context_of(limit: int | None, wanted: int | None) -> int:
+def served_tokens(limit: int | None, wanted: int | None) -> int:
     """Return the maximum number of tokens of a prompt and its answer.
 
     Args:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from partita.generation.text_stream import overlap
 from partita.lm.base import Generated, TokenLogprob
-from partita.serving.answers import AsyncEngine, checked
+from partita.serving.answers import AsyncEngine, answer_of
 from partita.serving.bodies import ChatBody, ResponseFormat, ToolChoice
 from partita.serving.errors import ApiError
 from partita.serving.openai_format import DONE, ResponseHead, chat_choice, chat_logprobs, event_of, usage_of
@@ -133,7 +133,7 @@ class ChatAnswers:
                     if content:
                         yield part(index, {"content": content}, logprobs=self._chat_logprobs(body, shown[index]))
                     continue
-                answer = checked(event)
+                answer = answer_of(event)
                 tokens += answer.num_tokens
                 shown[index].tokens += answer.token_logprobs[shown[index].seen :]
                 deltas = self._last_deltas(shown[index], answer, tools=tools)

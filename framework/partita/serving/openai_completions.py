@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from partita.lm.base import TokenLogprob
-from partita.serving.answers import AsyncEngine, checked
+from partita.serving.answers import AsyncEngine, answer_of
 from partita.serving.bodies import CompletionBody
 from partita.serving.errors import ApiError
 from partita.serving.openai_format import DONE, ResponseHead, TextOffsets, completion_logprobs, event_of, usage_of
@@ -82,7 +82,7 @@ class CompletionAnswers:
                     choice["text"] = event.text
                     choice["logprobs"] = sent[index].part(event.token_logprobs)
                 else:
-                    answer = checked(event)
+                    answer = answer_of(event)
                     tokens += answer.num_tokens
                     choice["finish_reason"] = answer.finish_reason
                     rest = answer.token_logprobs[sent[index].num_tokens :]

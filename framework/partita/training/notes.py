@@ -10,7 +10,7 @@ from partita.data.ledger import Ledger, reasons_in_words
 from partita.data.run_data import RunData
 from partita.data.splits import VALIDATION
 from partita.data.training_rows import only_label
-from partita.lm.batch_generation.branch_plan import cost
+from partita.lm.branches.plan import cost
 from partita.lm.loaded_model import LoadedModel
 from partita.lm.loading.number_formats import number_format
 from partita.lm.model_config.same_config import changes, compared
@@ -34,7 +34,7 @@ from partita_trainers.process_group import ProcessGroup
 from partita_trainers.registry import compares_with_start
 
 if TYPE_CHECKING:
-    from partita.lm.batch_generation.branches import BranchSupport
+    from partita.lm.branches.masks import BranchSupport
 
 logger = logging.getLogger(__name__)
 

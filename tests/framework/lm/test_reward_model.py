@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 from partita.data.batching.collate import collate
 from partita.data.batching.plan import PlannedBatch
 from partita.lm.base import GenerationOptions, GenerationRequest
-from partita.lm.batch_generation.branches import BranchSupport, separate_rows
+from partita.lm.branches.masks import BranchSupport, separate_rows
 from partita.lm.marks import with_marks
 from partita.lm.reward_model import RewardModel
 from partita_schema.sections.model import ENCODER_DECODERS, ENCODERS, Architecture

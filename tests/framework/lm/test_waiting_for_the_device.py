@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.lm.batch_generation.branches import probe_rows
+from partita.lm.branches.masks import probe_rows
 from partita_trainers.base import Batch, GlobalBatch
 from partita_trainers.device_copies import Prefetch, fetch_scalars, to_device
 from partita_trainers.engine import TrainEngine

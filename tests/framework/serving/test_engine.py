@@ -21,7 +21,7 @@ from partita.lm.base import Generated, GenerationOptions, GenerationRequest
 from partita.model import open_engine
 from partita.serving.bodies import CompletionBody
 from partita.serving.chat_prompts import sampling_options
-from partita.serving.engine import EngineStoppedError, ServingEngine, Ticket, TooManyWaitingError, context_of
+from partita.serving.engine import EngineStoppedError, ServingEngine, Ticket, TooManyWaitingError, served_tokens
 from partita.serving.errors import ApiError
 from partita.serving.openai_requests import EngineRequests
 from partita.serving.request_queue import AnswerEnd, AnswerPiece, AnswerRequest, RequestScheduler
@@ -454,9 +454,9 @@ def test_a_server_says_that_its_cache_is_not_paged(tmp_path: Any, caplog: pytest
     [(None, None, 8192), (100, None, 100), (9000, None, 8192), (100, 50, 50), (None, 9, 9)],
 )
 def test_context_of_a_server(limit: int | None, wanted: int | None, tokens: int) -> None:
-    assert context_of(limit, wanted) == tokens
+    assert served_tokens(limit, wanted) == tokens
 
 
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(DataError, match="context is 200 tokens, and the model's is 100; write at most that"):
-        context_of(100, 200)
+        served_tokens(100, 200)

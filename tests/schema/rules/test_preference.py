@@ -5,9 +5,9 @@ from typing import Any, get_args
 import pytest
 
 from partita_schema.load import load_config
-from partita_schema.open_values import default_learning_rate
 from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
 from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer, PreferenceTrainer, RewardTrainer
+from partita_schema.training_defaults import default_learning_rate
 
 from ..refusals import problems_of
 

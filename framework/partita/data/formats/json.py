@@ -119,7 +119,7 @@ def json_row(text: bytes) -> tuple[Any, str]:
         return None, str(error)
     except ValueError as error:
         where = f" at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
-        return None, f"not JSON: {said(error).removesuffix(' at')}{where}"
+        return None, f"not JSON: {message_of_error(error).removesuffix(' at')}{where}"
     return value, wrong_object(value, text)
 
 
@@ -275,7 +275,7 @@ class ArrayText:
                 raise DataError(f"{broken} is longer than {self.max_row_bytes:,} bytes; write it as JSON lines")
             if holds_too_much(left.encode("utf-8", "replace")):
                 raise DataError(f"{broken}: {TOO_MANY}; write it as JSON lines")
-            where = place(value, self.buffer, self.line)
+            where = where_broken(value, self.buffer, self.line)
             if not may_continue(value, self.buffer) or not self.read_more(size):
                 raise DataError(f"{broken} is broken{where}")
             size *= 2
@@ -295,7 +295,7 @@ def decode_next(buffer: str, index: int, decoder: json.JSONDecoder = DECODER) ->
         return error, None
 
 
-def place(error: Any, buffer: str, line: int) -> str:
+def where_broken(error: Any, buffer: str, line: int) -> str:
     """Return where and why a value of an array is broken.
 
     Args:
@@ -304,10 +304,10 @@ def place(error: Any, buffer: str, line: int) -> str:
         line: Line where that text starts.
     """
     if not isinstance(error, json.JSONDecodeError):
-        return f": {said(error)}"
+        return f": {message_of_error(error)}"
     is_cut_off = error.msg.startswith("Unterminated string") or not buffer[error.pos :].strip()
     end = "; is the file cut off?" if is_cut_off else ""
-    return f" in line {line + buffer.count(chr(10), 0, error.pos)}: {said(error)}{end}"
+    return f" in line {line + buffer.count(chr(10), 0, error.pos)}: {message_of_error(error)}{end}"
 
 
 def may_continue(failure: Any, buffer: str) -> bool:
@@ -317,7 +317,7 @@ def may_continue(failure: Any, buffer: str) -> bool:
     return not isinstance(failure, Exception)
 
 
-def said(error: Any) -> str:
+def message_of_error(error: Any) -> str:
     """Return the message of a JSON error, without its position, which does not count from the start of the file."""
     if isinstance(error, RecursionError):
         return TOO_DEEP

@@ -58,7 +58,7 @@ def failures() -> tuple[type[Exception], ...]:
     return ValueError, OverflowError, TypeError, pyarrow.ArrowException
 
 
-def rows_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, Any] | UnreadableRow]:
+def rows_of_batch(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str, Any] | UnreadableRow]:
     """Return the rows of a batch, each as a mapping if all of its values can be read."""
     try:
         batch.validate(full=True)  # invalid offsets would end the process with a segmentation fault
@@ -90,7 +90,7 @@ def unreadable_rows(batches: "Iterator[pyarrow.Table]") -> Iterator[tuple[int, U
     for batch in batches:
         suspects = batch.select([index for index, field in enumerate(batch.schema) if is_suspect(field.type)])
         if not all(map(is_readable, suspects.columns)):
-            for index, row in enumerate(rows_of(batch)):
+            for index, row in enumerate(rows_of_batch(batch)):
                 if isinstance(row, UnreadableRow):
                     yield first + index, row
         first += batch.num_rows
@@ -430,7 +430,7 @@ def group_rows(
         if last is not None:
             selected = selected[selected < last]
         chosen = batch if len(selected) == len(rows) else batch.take(selected - batch_start)
-        for row, values in zip(selected.tolist(), rows_of(chosen), strict=True):
+        for row, values in zip(selected.tolist(), rows_of_batch(chosen), strict=True):
             yield table_row(values, shard, first + row + 1), [group, row + 1]
         batch_start += batch.num_rows
 

@@ -62,7 +62,7 @@ class PreferenceTokenizer(RowTokenizer):
         `cut_inputs` are the tokens removed from the inputs, which both examples count.
         """
         output = output_of(self.formatter.config)
-        better, worse = checked(chosen, rejected, output)
+        better, worse = both_examples(chosen, rejected, output)
         cut = better.cut_tokens + worse.cut_tokens - cut_inputs
         after = f" after {cut:,} tokens beyond the length limits are cut off" if cut else ""
         if better.input_ids == worse.input_ids:
@@ -227,7 +227,7 @@ def rejected_text(row: Row, config: Config) -> str:
     return output.answer_text(row[output.more_key(output.rejected)])
 
 
-def checked(
+def both_examples(
     chosen: Example | RowError, rejected: Example | RowError, output: PreferenceOutput
 ) -> tuple[Example, Example]:
     """Return two examples. Raise RowError, which names the column unless both have the same error."""

@@ -28,7 +28,7 @@ class TextsTokenizer(HeadTokenizer):
         written = [self.texts(row) for row in rows]
         for row, key, texts, encoded in zip(rows, keys, written, self._encoded(written), strict=True):
             try:
-                examples.append(self.example(row, key, texts, checked(encoded)))
+                examples.append(self.example(row, key, texts, encoded_texts(encoded)))
             except RowError as error:
                 examples.append(error)
         return examples
@@ -39,7 +39,7 @@ class TextsTokenizer(HeadTokenizer):
         examples = []
         for key, texts, encoded in zip(keys, asked, self._encoded(asked), strict=True):
             try:
-                ids, cut = self.prompt_ids(checked(encoded))
+                ids, cut = self.prompt_ids(encoded_texts(encoded))
                 examples.append(PromptExample(key, "\n".join(texts), ids, cut_tokens=cut))
             except RowError as error:
                 examples.append(PromptExample(key, "", [], str(error)))
@@ -196,7 +196,7 @@ def compared_texts(row: Row, output: EmbeddingOutput) -> list[str]:
     return [f"{output.preprocessing.prefix}{text}" for text in others]
 
 
-def checked(texts: "Sequence[Encoding] | None") -> "Sequence[Encoding]":
+def encoded_texts(texts: "Sequence[Encoding] | None") -> "Sequence[Encoding]":
     """Return the tokens of the texts of a row. Raise RowError if a text has none, or is not valid Unicode."""
     if texts is None:
         raise RowError(NOT_UNICODE)

@@ -134,7 +134,7 @@ def rows_of_file(
         elif wanted.label is not None:
             own = labelled_rows(episode, target=source.target, column=wanted.label)
         else:
-            own = rows_of(episode, select=source.select, target=source.target)
+            own = rows_of_episode(episode, select=source.select, target=source.target)
         rows += own
         if not (own and wanted.pairs):
             outcomes[outcome(episode)] += 1
@@ -204,7 +204,7 @@ def outcome(episode: Episode) -> str:
     return {True: "succeeded", False: "wrong", None: "of unknown outcome"}[right]
 
 
-def rows_of(episode: Episode, *, select: Select, target: Target) -> list[Row]:
+def rows_of_episode(episode: Episode, *, select: Select, target: Target) -> list[Row]:
     """Return the rows of a dialogue; empty if it is not selected, or no correct answer is known."""
     answers = right_answers(episode, select=select, target=target)
     return [row_of(episode, episode.replies[number].index, right) for number, right in answers]

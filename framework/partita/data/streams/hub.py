@@ -10,7 +10,7 @@ from typing import Any
 
 from partita.data.formats import FORMATS, format_of
 from partita.data.formats.base import Position, StreamRow
-from partita.data.formats.tables import quiet_datasets, rows_of, table_row
+from partita.data.formats.tables import quiet_datasets, rows_of_batch, table_row
 from partita.data.rows import digest
 from partita.data.sources.folders import is_saved, load_saved, name_files, refuse_saved_inside
 from partita.data.streams.base import Stream
@@ -129,7 +129,7 @@ class DatasetsStream:
             table.load_state_dict(state)
         for batch, after in self._batches(table):
             if index + batch.num_rows > passed:
-                for number, row in enumerate(rows_of(batch), start=index):
+                for number, row in enumerate(rows_of_batch(batch), start=index):
                     if number >= passed and number % self._every == first:
                         yield table_row(row, shard, number + 1), [number + 1, begin, state]
             index += batch.num_rows

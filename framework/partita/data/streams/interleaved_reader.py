@@ -190,7 +190,7 @@ class ShardsInTurn:
             state: The `state()` of an earlier reader with the same arguments.
         """
         self._stream, self._group, self._num_groups, self._width, self._keys = stream, group, num_groups, width, keys
-        numbers, open_shards = checked(state, width) if state is not None else ([0] * 4, [])
+        numbers, open_shards = parse_state(state, width) if state is not None else ([0] * 4, [])
         self._pass, self._gave, self._next, self._turn = numbers
         self._order = self._shuffled()
         if any(index >= len(self._order) for index in (self._next - 1, *(index for index, _ in open_shards))):
@@ -257,7 +257,7 @@ class ShardsInTurn:
         return assign_shards(self._stream.sizes, self._num_groups, rng=rng)[self._group]
 
 
-def checked(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position | None]]]:
+def parse_state(state: Any, width: int) -> tuple[list[int], list[tuple[int, Position | None]]]:
     """Return the numbers and the open shards of a state. Raise ResumeError if it is malformed."""
     if not isinstance(state, list) or len(state) < 4 or len(state) % 2 or len(state) > 4 + 2 * width:
         raise damaged()

@@ -72,7 +72,7 @@ class LabelInputs:
     position_ids_BT: torch.Tensor | None = None
     """Positions of packed rows and branches."""
     ends_BT: torch.Tensor | None = None
-    """For branches, the first token that does not see each token; see `batch_generation.branches.ends_of_sight`."""
+    """For branches, the first token that does not see each token; see `branches.masks.ends_of_sight`."""
     attention_mask_BT: torch.Tensor | None = None
     """1 for tokens and 0 for padding, for a model that gets it."""
 

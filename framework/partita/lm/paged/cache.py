@@ -16,6 +16,7 @@ import torch
 
 from partita.lm.paged.blocks import EMPTY, Copy
 from partita.lm.slots.kv_cache import PreallocatedCache, PreallocatedLayer
+from partita_trainers.device_copies import to_device
 
 
 @dataclass
@@ -109,7 +110,7 @@ class PagedKVCache(PreallocatedCache):
         """Copy blocks, all in one operation for each tensor."""
         if not copies:
             return
-        pairs = to_device(copies, device=device)
+        pairs = index_tensor(copies, device=device)
         for held in self.held:
             held.index_copy_(0, pairs[:, 1], held.index_select(0, pairs[:, 0]))
 
@@ -117,7 +118,7 @@ class PagedKVCache(PreallocatedCache):
         """Zero blocks, which removes NaN."""
         if not blocks:
             return
-        indices = to_device(blocks, device=device)
+        indices = index_tensor(blocks, device=device)
         for held in self.held:
             held.index_fill_(0, indices, 0)
 
@@ -125,10 +126,9 @@ class PagedKVCache(PreallocatedCache):
 def table_of(rows: Sequence[Sequence[int]], *, width: int, device: torch.device) -> torch.Tensor:
     """Return the block table of rows [N, M], int32."""
     padded = [[*blocks, *[EMPTY] * (width - len(blocks))] for blocks in rows]
-    return to_device(padded, device=device, dtype=torch.int32)
+    return index_tensor(padded, device=device, dtype=torch.int32)
 
 
-def to_device(values: Sequence[Any], *, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
-    """Return values as a tensor on the device, copied from pinned memory, so that the host does not wait."""
-    held = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    return held.to(device, non_blocking=True)
+def index_tensor(values: Sequence[Any], *, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    """Return integers as a tensor on a device. The host does not wait for the device."""
+    return to_device(torch.tensor(values, dtype=dtype), device)

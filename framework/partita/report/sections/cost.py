@@ -112,7 +112,7 @@ def repeat_section(run: RunRecord) -> Section | None:
     facts |= {"commit": commit, "started by": manifest.get("command")}
     rows = [[name, str(value)] for name, value in facts.items() if value is not None]
     rows += [
-        [f"{split} rows", f"{rows_of(values)}fingerprint {values.get('fingerprint', '')}"]
+        [f"{split} rows", f"{row_counts(values)}fingerprint {values.get('fingerprint', '')}"]
         for split, values in (manifest.get("data") or {}).items()
         if isinstance(values, Mapping)
     ]
@@ -157,7 +157,7 @@ def folder_to_repeat(folder: Path) -> Path:
     return RUNS / "-".join([sweep.name, *folder.relative_to(sweep / TRIALS).parts, "again"])
 
 
-def rows_of(record: Mapping[str, Any]) -> str:
+def row_counts(record: Mapping[str, Any]) -> str:
     """Return the number of rows of a split; empty for a stream, whose length is not known."""
     rows = record.get("rows")
     return f"{rows:,}, " if isinstance(rows, int) else ""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.data.episode import Episode
 from partita.report.charts import SHARES, Curve, Table, curve_chart
-from partita.report.compared_rows import rows_of
+from partita.report.compared_rows import evaluation_of_episodes
 from partita.report.measures import MetricEstimate, main_measure, measure_rows
 from partita.report.number_text import as_number, is_count
 from partita.report.row_shares import SUCCESS
@@ -70,7 +70,7 @@ def measures_of_histories(simulations: Simulations) -> dict[str, dict[str, Metri
 
     None of tasks that were repeated, because the dialogues of a task are not independent.
     """
-    rows = {history: rows_of(episodes, history) for history, episodes in simulations.items()}
+    rows = {history: evaluation_of_episodes(episodes, history) for history, episodes in simulations.items()}
     keys = [one.keys for one in rows.values()]
     tasks = {len({episode.task_key for episode in episodes}) for episodes in simulations.values()}
     if any(one != keys[0] for one in keys) or tasks != {len(keys[0])}:

@@ -50,7 +50,7 @@ def category_rows(pairs: Mapping[tuple[str, str | None], int]) -> Table | None:
         if answer is not None:
             counts.answered[answer] += rows
             counts.shared[reference] += rows * (answer == reference)
-    return rows_of(counts)
+    return label_table(counts)
 
 
 def label_rows(
@@ -66,10 +66,10 @@ def label_rows(
     counts = LabelCounts()
     for truth, answer, both in zip(truths, answers, shared, strict=True):
         counts.add(truth, answer, both)
-    return rows_of(counts)
+    return label_table(counts)
 
 
-def rows_of(counts: LabelCounts) -> Table | None:
+def label_table(counts: LabelCounts) -> Table | None:
     """Return a row for each label, those with the lowest F1 if there are many; None without labels."""
     metrics = counts.table()
     labels = list(metrics)

@@ -40,7 +40,7 @@ from partita_schema.compat.tools.trl_preferences import (
     convert_preferences,
     losses_of,
     method_of,
-    rows_of,
+    row_format_of,
     unfit_loss,
 )
 
@@ -151,7 +151,7 @@ def convert_rows(conversion: Conversion, method: str) -> RowFormat:
     sources = [source_of(conversion, entry) for entry in entries]
     row = first_row(conversion, entries[0]) if entries else None
     node = conversion.left.get(key)
-    rows = rows_of(conversion, method, row) if method else format_of(conversion, row, named=bool(entries))
+    rows = row_format_of(conversion, method, row) if method else format_of(conversion, row, named=bool(entries))
     if entries and node is not None:
         put_sources(conversion, [FoundSource(source, node) for source in sources])
         conversion.take(key, "data.source" if len(sources) == 1 else "data.mix")

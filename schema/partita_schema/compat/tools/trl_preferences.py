@@ -190,7 +190,7 @@ def convert_dropout(conversion: Conversion) -> None:
         conversion.take("disable_dropout", "adapter.dropout")
 
 
-def rows_of(conversion: Conversion, method: str, row: Mapping[str, Any] | None) -> RowFormat:
+def row_format_of(conversion: Conversion, method: str, row: Mapping[str, Any] | None) -> RowFormat:
     """Return the format of the rows: texts stay as they are, and messages go through the chat template.
 
     Args:

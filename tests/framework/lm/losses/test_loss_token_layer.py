@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from partita.lm.batch_generation.branches import probe_rows, separate_rows
+from partita.lm.branches.masks import probe_rows, separate_rows
 from partita.lm.losses.last_layer import last_layer
 from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch

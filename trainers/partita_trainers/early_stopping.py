@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Validation:
-    """State of the evaluations during training."""
+class BestEvaluation:
+    """The best evaluation so far, and how many have followed without a better one."""
 
     metric: str
     """Name of the metric that selects the best checkpoint."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from partita.lm.batch_generation.branches import branch_inputs, ends_of_sight, probe_rows, seen_tokens, separate_rows
+from partita.lm.branches.masks import branch_inputs, ends_of_sight, probe_rows, seen_tokens, separate_rows
 from partita.lm.losses.loss import predecessors
 from partita_schema.sections.model import Architecture
 from partita_trainers.base import Batch

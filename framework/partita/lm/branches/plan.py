@@ -1,7 +1,7 @@
 """How a run will compute the answers of pairs, as far as its files show it: for `partita explain`.
 
 This module imports neither torch nor transformers. The model itself is tested when the run begins; see
-`partita.lm.batch_generation.branches`.
+`partita.lm.branches.masks`.
 """
 
 from dataclasses import dataclass

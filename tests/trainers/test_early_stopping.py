@@ -6,7 +6,7 @@ import pytest
 
 from partita_schema.errors import ConfigError
 from partita_schema.sections.outputs import DIRECTIONS
-from partita_trainers.validation import Validation
+from partita_trainers.early_stopping import BestEvaluation
 
 LOWER = {"loss", "invalid", "errors", "mae", "mse", "rmse", "chosen_falls", "perplexity", "bits_per_byte"}
 HIGHER = {
@@ -19,10 +19,10 @@ HIGHER = {
 
 
 def best_step(metric: str, values: list[float]) -> int | None:
-    validation = Validation(metric, patience=0)
+    best = BestEvaluation(metric, patience=0)
     for step, value in enumerate(values, start=1):
-        validation.update({metric: value}, step=step)
-    return validation.best_step
+        best.update({metric: value}, step=step)
+    return best.best_step
 
 
 def test_every_metric_has_a_direction() -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from partita import Model
 from partita.cli.main import app
-from partita.lm.batch_generation.branch_plan import APART, TOGETHER, plan_branches
+from partita.lm.branches.plan import APART, TOGETHER, plan_branches
 from partita_schema.config import Config
 
 from ....json_lines import write_json_lines
