@@ -29,9 +29,9 @@ def cleaned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def configuration(folder: Path, *, max_steps: int = 3) -> dict[str, object]:
+def configuration(folder: Path, *, max_steps: int = 3, **trainer: object) -> dict[str, object]:
     chosen = settings(data={"source": str(folder / "rows.jsonl")})
-    return chosen | {"trainer": chosen["trainer"] | {"max_steps": max_steps, "steps_per_checkpoint": 1}}
+    return chosen | {"trainer": chosen["trainer"] | {"max_steps": max_steps, "steps_per_checkpoint": 1} | trainer}
 
 
 @pytest.mark.long
@@ -40,8 +40,12 @@ def test_a_cleaned_run_predicts_and_evaluates_as_before(cleaned: Path) -> None:
     rows = make_rows(8, seed=3)
     assert after.predict(rows).to_pandas().equals(before.predict(rows).to_pandas())
     assert after.evaluate(rows) == before.evaluate(rows)
-    again = Model(configuration(cleaned), quiet=True).train(run=cleaned / "runs" / "cleaned")
-    assert again.steps == 3
+    weights = cleaned / "runs" / "cleaned" / "model" / "model.safetensors"
+    written = weights.stat().st_mtime_ns
+    for trainer in ({}, {"keep_checkpoints": 1, "evaluate_test": False}):
+        again = Model(configuration(cleaned, **trainer), quiet=True).train(run=cleaned / "runs" / "cleaned")
+        assert again.steps == 3
+        assert weights.stat().st_mtime_ns == written, "it is not trained again"
 
 
 @pytest.mark.long

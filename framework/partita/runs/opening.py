@@ -19,7 +19,7 @@ from partita.runs.locks import lock
 from partita.runs.manifest import now, runs_within, versions
 from partita.runs.origin import command_line, git_commit
 from partita.runs.row_results import FOLDER as EVALUATIONS
-from partita.runs.settings import FREE_KEYS, check_same, differences
+from partita.runs.settings import FREE_KEYS, asks_for_more, check_same, differences
 from partita_schema.common.checksums import DamagedError
 from partita_schema.common.files import write_atomically
 from partita_schema.common.text import describe_error
@@ -54,13 +54,20 @@ def start_of(run: RunDirectory) -> str:
     """Return how a run starts: new, resumed from its newest checkpoint, from the beginning again, or not at all."""
     if not run.manifest:
         return "new"
-    if run.finished and run.manifest.get("config") == run.config.model_dump(mode="json"):
+    if stays_finished(run):
         return "finished"
     if run.has_checkpoints or "rounds" in run.manifest or (run.finished and not run.config.trains):
         return "continued"
     if run.finished:
         return "trained again from its first step: it has no checkpoints any more"
     return "started again: it has no checkpoint yet"
+
+
+def stays_finished(run: RunDirectory) -> bool:
+    """Return whether a run is finished, and the file asks for no more training or evaluations than it had."""
+    recorded, settings = run.manifest.get("config", {}), run.config.model_dump(mode="json")
+    stopped_early = run.manifest.get("stopped_early", False)
+    return run.finished and not asks_for_more(recorded, settings, stopped_early=stopped_early)
 
 
 @contextmanager
@@ -115,9 +122,9 @@ def open_run(
 ) -> Iterator[RunDirectory]:
     """Open a new or resumed run, and record in its status how it ended.
 
-    A finished run is left unchanged unless the file now asks for more steps. A run without a checkpoint may be
-    started again with another file. A new run that ends before its first step leaves no directory, and any other run
-    keeps its status if wrong input ends the start.
+    A finished run is left unchanged unless the file now asks for more training or evaluations. A run without a
+    checkpoint may be started again with another file. A new run that ends before its first step leaves no directory,
+    and any other run keeps its status if wrong input ends the start.
 
     Args:
         folder: The run directory.
@@ -146,7 +153,9 @@ def open_run(
         if not recorded:
             check_free(folder)
         log_run(folder, start_of(run))
-        if run.finished and recorded == settings:
+        if stays_finished(run):
+            for change in differences(recorded, settings, without=()):
+                logger.info("no effect on the finished run: %s", change)
             yield run
             return
         before = RecordedRun.of(run) if recorded else None

@@ -13,17 +13,11 @@ LOCATION_KEYS = ("backend",)
 BESIDE_ROUNDS = ("simulation.tasks", "simulation.history", "simulation.repeats", "simulation.limits")
 """Keys of the simulation that do not affect self-training."""
 
-FREE_KEYS = (
-    "trainer.epochs",
-    "trainer.max_steps",
-    "trainer.early_stop",
+KEYS_OF_TRAINING = (
     "trainer.keep_checkpoints",
     "trainer.checkpoints_per_epoch",
     "trainer.steps_per_checkpoint",
     "trainer.minutes_per_checkpoint",
-    "trainer.evaluate_test",
-    "trainer.evaluate_base",
-    "trainer.restore_best",
     "trainer.memory_budget",
     "data.loader",
     "data.encode",
@@ -31,7 +25,18 @@ FREE_KEYS = (
     "tracking",
     "callbacks",
     "backend",
+)
+"""Keys that may change when a run is resumed, and that change nothing in a finished run."""
+
+FREE_KEYS = (
+    "trainer.epochs",
+    "trainer.max_steps",
+    "trainer.early_stop",
+    "trainer.evaluate_test",
+    "trainer.evaluate_base",
+    "trainer.restore_best",
     "simulation.self_training.rounds",
+    *KEYS_OF_TRAINING,
 )
 """Keys that may change when a run is resumed, together with those of `result_keys`."""
 
@@ -85,6 +90,28 @@ def check_same(old: Mapping[str, Any], new: Mapping[str, Any], *, folder: Path) 
     if changed:
         listing = "\n".join(f"  {line}" for line in changed[:20])
         raise ResumeError(f"{folder} holds a run of another file:\n{listing}\ngive this run another folder with --run")
+
+
+def asks_for_more(old: Mapping[str, Any], new: Mapping[str, Any], *, stopped_early: bool) -> bool:
+    """Return whether a finished run is trained or evaluated further with other settings that it may be resumed with.
+
+    Args:
+        old: The settings that it was trained with.
+        new: The settings now.
+        stopped_early: Whether it ended before its last step.
+    """
+    before, after = leaves(old), leaves(new)
+    changed = changed_keys(before, after, without=(*KEYS_OF_TRAINING, *result_keys(old, new)))
+    return any(needs_more(key, before.get(key), after.get(key), stopped_early=stopped_early) for key in changed)
+
+
+def needs_more(key: str, before: Any, after: Any, *, stopped_early: bool) -> bool:
+    """Return whether a finished run is trained or evaluated further because a value has changed."""
+    if key in ("trainer.evaluate_test", "trainer.evaluate_base"):
+        return after is not False
+    if key == "trainer.early_stop":
+        return stopped_early and bool(before) and (not after or after > before)
+    return True
 
 
 def changeable(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, ...]:

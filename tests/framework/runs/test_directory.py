@@ -193,6 +193,73 @@ def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     assert (tmp_path / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("changes", "logged"),
+    [
+        ({"keep_checkpoints": 9}, "trainer.keep_checkpoints: 2 -> 9"),
+        ({"memory_budget": "1GB"}, "trainer.memory_budget: null -> 1GB"),
+        ({"evaluate_test": False}, "trainer.evaluate_test: true -> false"),
+        ({"early_stop": 2}, "trainer.early_stop: 3 -> 2"),
+    ],
+)
+def test_a_finished_run_is_not_changed_by_a_file_that_asks_for_no_more(
+    changes: dict[str, Any], logged: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path, early_stop=3) as run:
+        run.note(status="done", steps=24, stopped_early=True)
+    before = {name: (tmp_path / name).read_bytes() for name in ("manifest.json", "config.yaml", "resolved.yaml")}
+    caplog.clear()
+    config = config_of(early_stop=3).model_dump(mode="json")
+    config["trainer"] |= changes
+    changed = Config.model_validate(config)
+    with (
+        caplog.at_level("INFO"),
+        open_run(tmp_path, config=changed, text="a: 2\n", resolved="r: 2\n", origin=tmp_path) as again,
+    ):
+        assert again.finished
+    assert caplog.messages == [f"run directory: {tmp_path} (finished)", f"no effect on the finished run: {logged}"]
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"epochs": 9},
+        {"max_steps": 99},
+        {"early_stop": 4},
+        {"early_stop": 0},
+        {"restore_best": False},
+        {"evaluate_test": True},
+        {"evaluate_base": True},
+    ],
+    ids=str,
+)
+def test_a_finished_run_is_opened_again_if_the_file_asks_for_more(changes: dict[str, Any], tmp_path: Path) -> None:
+    before = {"early_stop": 3, "evaluate_test": False}
+    with opened(tmp_path, **before) as run:
+        run.note(status="done", steps=24, stopped_early=True)
+    with opened(tmp_path, **before | changes) as again:
+        assert not again.finished
+
+
+def test_early_stop_is_of_no_effect_on_a_run_that_it_has_not_ended(tmp_path: Path) -> None:
+    with opened(tmp_path, early_stop=3) as run:
+        run.note(status="done", steps=24, stopped_early=False)
+    with opened(tmp_path, early_stop=4) as again:
+        assert again.finished
+
+
+def test_a_finished_run_is_opened_again_for_other_data(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        run.note(status="done", steps=24)
+    config = config_of()
+    fresh = config.model_copy(update={"data": config.data.model_copy(update={"resume": "fresh"})})
+    other = fresh.model_copy(update={"seed": 3})
+    for now, stays in ((fresh, True), (other, False)):
+        with open_run(tmp_path, config=now, text=None, resolved="", origin=tmp_path) as again:
+            assert again.finished == stays
+
+
 def test_a_file_from_a_dictionary_is_written_as_yaml(tmp_path: Path) -> None:
     config = config_of(epochs=2)
     with open_run(tmp_path, config=config, text=None, resolved="", origin=tmp_path):
