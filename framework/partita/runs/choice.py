@@ -1,5 +1,6 @@
 """Choice of a run directory among NAME, NAME-2, ...: the one to continue, the finished one to use, or a free name."""
 
+import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -11,6 +12,9 @@ from partita.runs.manifest import read_manifest, runs_within
 from partita.runs.origin import data_options
 from partita.runs.settings import LOCATION_KEYS, USE_KEYS, changeable, differences, result_keys
 from partita_schema.config import Config
+from partita_schema.errors import PartitaError
+
+logger = logging.getLogger(__name__)
 
 MAX_SHOWN = 5
 """How many changed keys a message lists."""
@@ -29,7 +33,7 @@ def choose_folder(name: str, *, config: Config, origin: Path, base: Path) -> Cho
     """Return the unfinished run under `base/name`, `name-2`, ... that this file may resume, else the first free name.
 
     A run with exactly this configuration is preferred; otherwise the newest one that differs only in keys that may
-    change on resume.
+    change on resume. A run whose manifest cannot be read is passed over with a warning.
 
     Args:
         name: Name of the runs.
@@ -42,6 +46,9 @@ def choose_folder(name: str, *, config: Config, origin: Path, base: Path) -> Cho
     passed: str | None = None
     free = base / name
     for folder, manifest in numbered_folders(name, base=base, folds=folds_of(config)):
+        if isinstance(manifest, PartitaError):
+            logger.warning("the run in %s is not used: %s", folder, manifest)
+            continue
         if not manifest and not runs_within(folder):
             free = folder
             break
@@ -89,7 +96,9 @@ def unfinished_sibling(
     settings = config.model_dump(mode="json")
     note: str | None = None
     for folder, manifest in numbered_folders(name, base=base, folds=folds_of(config)):
-        if not manifest or manifest.get("status") == "done" or folder.resolve() == used.resolve():
+        if isinstance(manifest, PartitaError) or not manifest or manifest.get("status") == "done":
+            continue
+        if folder.resolve() == used.resolve():
             continue
         recorded = manifest.get("config", {})
         changed = differences(recorded, settings, without=changeable(recorded, settings))
@@ -131,16 +140,24 @@ def find_finished(name: str, *, config: Config, origin: Path, base: Path) -> tup
         config: The configuration of the file.
         origin: Folder of the file.
         base: Parent of the runs.
+
+    Raises:
+        PartitaError: A newer run has a manifest that cannot be read.
     """
     settings = config.model_dump(mode="json")
     newest, apart = None, list[str]()
+    unreadable: PartitaError | None = None
     for folder, manifest in numbered_folders(name, base=base):
-        if manifest.get("status") == "done":
+        if isinstance(manifest, PartitaError):
+            unreadable = manifest
+        elif manifest.get("status") == "done":
             there = manifest.get("config", {})
             apart = differences(there, settings, without=(*USE_KEYS, *result_keys(there, settings)))
             if is_of_another_folder(manifest, origin):
                 apart.insert(0, f"folder of the configuration: {manifest['folder']} -> {origin.resolve()}")
-            newest = folder if not apart else newest
+            newest, unreadable = (folder, None) if not apart else (newest, unreadable)
+    if unreadable is not None:
+        raise unreadable
     return newest, apart
 
 
@@ -150,8 +167,8 @@ def is_of_another_folder(manifest: Mapping[str, Any], origin: Path) -> bool:
     return recorded.is_dir() and recorded.resolve() != origin.resolve()
 
 
-def numbered_folders(name: str, *, base: Path, folds: int = 0) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield `name`, `name-2`, ... with their manifests, up to the first free name.
+def numbered_folders(name: str, *, base: Path, folds: int = 0) -> Iterator[tuple[Path, dict[str, Any] | PartitaError]]:
+    """Yield `name`, `name-2`, ... with their manifests, or why they cannot be read, up to the first free name.
 
     A folder with runs in it, such as the folds of a cross-validation, is not free.
 
@@ -163,10 +180,18 @@ def numbered_folders(name: str, *, base: Path, folds: int = 0) -> Iterator[tuple
     number, is_free = 1, False
     while not is_free:
         folder = base / (name if number == 1 else f"{name}-{number}")
-        manifest = read_manifest(folder) or manifest_of_folds(folder, folds)
+        manifest = manifest_or_error(folder, folds)
         is_free = not manifest and not runs_within(folder)
         yield folder, manifest
         number += 1
+
+
+def manifest_or_error(folder: Path, folds: int) -> dict[str, Any] | PartitaError:
+    """Return the manifest of a run or of the folds of a cross-validation, or the error why it cannot be read."""
+    try:
+        return read_manifest(folder) or manifest_of_folds(folder, folds)
+    except PartitaError as error:
+        return error
 
 
 def folds_of(config: Config) -> int:

@@ -21,6 +21,7 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, LostRankError, PartitaError, ResumeError, WriteError
 from partita_schema.sections.adapter import LoraAdapter
 from partita_schema.sections.backend import TorchrunBackendConfig
+from partita_schema.sections.data import KFoldSplit
 from partita_schema.sections.simulation import EnvironmentWorldConfig, Simulation, Tasks
 from partita_trainers.checkpoints.file_sums import summed
 
@@ -471,6 +472,44 @@ def test_a_folder_with_runs_in_it_is_not_used_for_another_run(tmp_path: Path) ->
         pass
     assert str(refused.value).endswith(message)
     assert [path.name for path in (tmp_path / "run").iterdir() if path.name != ".lock"] == ["fold-1"]
+
+
+DAMAGED = {
+    "[]": "is not a JSON object; restore it, or start a new run",
+    '{"format_version": 2, "status": "done"}': "was written by a newer partita (format 2); update partita to read it",
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), DAMAGED.items(), ids=["damaged", "newer"])
+@pytest.mark.parametrize("damaged", ["run", "run/fold-2"])
+def test_a_run_whose_manifest_cannot_be_read_is_passed_over(
+    damaged: str, text: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / damaged).mkdir(parents=True)
+    (tmp_path / damaged / "manifest.json").write_text(text, encoding="utf8")
+    config = config_of()
+    if damaged != "run":
+        split = KFoldSplit(type="kfold", folds=2)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"split": split})})
+    place: dict[str, Any] = {"config": config, "origin": tmp_path, "base": tmp_path}
+    note = unfinished_sibling("run", **place, file="run.yaml", used=tmp_path / "mine", with_changes=True)
+    assert (note, caplog.messages) == (None, []), "a run that is named does not depend on it"
+    assert choose_folder("run", **place) == ChosenRun(tmp_path / "run-2")
+    assert caplog.messages == [
+        f"the run in {tmp_path / 'run'} is not used: {tmp_path / damaged / 'manifest.json'} {reason}"
+    ]
+
+
+def test_a_finished_run_is_used_only_if_none_that_cannot_be_read_is_newer(tmp_path: Path) -> None:
+    place: dict[str, Any] = {"config": config_of(), "origin": tmp_path, "base": tmp_path}
+    for name in ("run", "run-2", "run-3"):
+        with opened(tmp_path / name) as run:
+            run.note(status="done")
+    (tmp_path / "run" / "manifest.json").write_text("{torn", encoding="utf8")
+    assert find_finished("run", **place) == (tmp_path / "run-3", [])
+    (tmp_path / "run-3" / "manifest.json").write_text("{torn", encoding="utf8")
+    with pytest.raises(PartitaError, match=r"run-3/manifest\.json is not JSON .*; restore it, or start a new run$"):
+        find_finished("run", **place)
 
 
 def test_commands_that_continue_a_run_are_quoted_for_a_shell(tmp_path: Path) -> None:
