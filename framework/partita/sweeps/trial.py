@@ -23,8 +23,9 @@ from partita_schema.sections.trainer import FinetuneTrainer
 if TYPE_CHECKING:
     from partita_trainers.callbacks import TrainingState
 
-INTERRUPTED, NOT_WRITTEN, NOT_RESUMED = 130, 74, 75
-"""Exit statuses of a trial without a result: interrupted, its files cannot be written, and it cannot be resumed."""
+FAILED, INTERRUPTED, NOT_WRITTEN, NOT_RESUMED = 1, 130, 74, 75
+"""Exit statuses of a trial without a result: its process has failed or was interrupted, its files cannot be written,
+and it cannot be resumed."""
 MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
 LOG, EVALUATIONS = "trial.log", "evaluations.json"
 
@@ -75,10 +76,12 @@ def execute(order: TrialOrder) -> int:
         write_result(order.run, replace(result, seconds=round(seconds, 3), cpu_seconds=round(cpu_seconds, 3)))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (ResumeError, WriteError, OSError) as error:
+    except Exception as error:  # the process would end without printing it
         with suppress(OSError):
             traceback.print_exc()
-        return NOT_RESUMED if isinstance(error, ResumeError) else NOT_WRITTEN
+        if isinstance(error, ResumeError):
+            return NOT_RESUMED
+        return NOT_WRITTEN if isinstance(error, WriteError | OSError) else FAILED
     return 0
 
 

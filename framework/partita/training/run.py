@@ -40,7 +40,7 @@ from partita.training.notes import (
     warn_of_replaced_mix,
     warn_of_single_labels,
 )
-from partita.training.trainer_result import check_result, save_unless_saved
+from partita.training.trainer_result import check_result, plain_result, report_unless_reported, save_unless_saved
 from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_trainers.base import Trainer, TrainerContext, TrainResult
@@ -142,6 +142,7 @@ def run_trainer(
     )
     result = train_and_note(trainer, context, run, directory, tuner=tuner, streamed=data.streams is not None)
     if config.trainer.type == "custom":
+        report_unless_reported(result, directory)
         model = directory.folder / "model"
         save = partial(save_unless_saved, pipeline, model, trainer=trainer, steps=result.steps)
         process_group.run_on_rank_zero(save, "the model")
@@ -220,6 +221,7 @@ def train_and_note(
         with tuner.guard(size) if size is not None else nullcontext():
             result = trainer.train(context)
         check_result(result, trainer)
+        result = plain_result(result)
         if streamed:
             ledger.check()
         if context.process_group.rank == 0:

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
 
 from partita.pipeline.build import LocalPipeline
+from partita.runs.directory import RunDirectory
 from partita_schema.errors import ConfigError, Problem, shortened
-from partita_trainers.base import Trainer, TrainResult
+from partita_trainers.base import Metrics, Trainer, TrainResult
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,31 @@ def mistake_of(result: object) -> str | None:
             if not isinstance(value, Real):
                 return f"{shortened(repr(value))} as the metric {name} of {split}"
     return None
+
+
+def plain_result(result: TrainResult) -> TrainResult:
+    """Return a result with Python's own numbers, which can be written as JSON; those of numpy cannot."""
+    metrics = {
+        split: {name: float(value) for name, value in values.items()} for split, values in result.metrics.items()
+    }
+    return replace(result, metrics=metrics, steps=int(result.steps))
+
+
+def report_unless_reported(result: TrainResult, run: RunDirectory) -> None:
+    """Record the metrics that a custom trainer returns and has not reported as the last ones of their split.
+
+    The result of the run is the same when it is read again.
+    """
+    for split, metrics in result.metrics.items():
+        if metrics and last_reported(run, split) != metrics:
+            run.report(metrics, step=result.steps, split=split)
+
+
+def last_reported(run: RunDirectory, split: str) -> Metrics:
+    """Return the metrics that were reported last for a split, since the run was finished before if it was; else {}."""
+    evaluations = run.manifest.get("evaluations", [])[run.manifest.get("earlier_evaluations", 0) :]
+    record = next((one for one in reversed(evaluations) if one["split"] == split), {})
+    return {name: value for name, value in record.items() if name not in ("step", "split")}
 
 
 def save_unless_saved(pipeline: LocalPipeline, folder: Path, *, trainer: Trainer, steps: int) -> None:

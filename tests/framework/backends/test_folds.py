@@ -178,3 +178,33 @@ def test_an_unfinished_cross_validation_is_continued_with_the_same_rows(
     assert str(caught.value) == (
         "runs/run/fold-1 is a run, and cross-validation writes a run for each fold; name another folder with --run"
     )
+
+
+MEASURES = """
+from partita_trainers import TrainResult
+
+
+class Measures:
+    def __init__(self, section):
+        pass
+
+    def train(self, context):
+        metrics = {"validation": context.evaluate("validation", False, None)}
+        return TrainResult(run=context.run.folder, metrics=metrics, steps=1)
+"""
+
+
+def test_a_cross_validation_is_continued_with_the_metrics_that_a_custom_trainer_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"text": f"{letter} {number}", "label": letter}) for letter in "ab" for number in range(6)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    (tmp_path / "measuring_folds.py").write_text(MEASURES)
+    trainer = "trainer: {type: custom, target: 'measuring_folds:Measures', batch_size: 8}"
+    (tmp_path / "run.yaml").write_text(FOLDS.replace("trainer: {type: finetune, batch_size: 8, epochs: 1}", trainer))
+    first = Model("run.yaml", quiet=True).train()
+    shutil.rmtree("runs/run/fold-2")
+    again = Model("run.yaml", quiet=True).train()
+    assert first.metrics["validation"].keys() == {"loss"}
+    assert (again.run, again.metrics) == (first.run, first.metrics)

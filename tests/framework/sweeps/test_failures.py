@@ -3,14 +3,17 @@
 import math
 import pickle
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from partita import Sweep
-from partita.sweeps.trial import failure_text, result_of
-from partita_schema.errors import DataError, TrainingError
+from partita.runs.sweep_record import TrialResult
+from partita.sweeps import trial
+from partita.sweeps.trial import FAILED, NOT_RESUMED, NOT_WRITTEN, TrialOrder, failure_text, result_of
+from partita_schema.errors import DataError, ResumeError, TrainingError, WriteError
 
 RUN = Path("sweeps/colours/trials/000-0")
 MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
@@ -81,6 +84,44 @@ def test_trials_whose_callbacks_fail_or_exit_have_failed_and_do_not_end_the_swee
     assert re.fullmatch(rf"{failed}\d+\): MemoryError: {MEMORY}", errors[2] or "")
     called = r"the callback Ends called sys\.exit\(3\) in on_step at step 1 \(ending\.py, line 12\)"
     assert re.fullmatch(rf"{called}; fix it, {again[3]}", errors[3] or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (TypeError("Object of type float32 is not JSON serializable"), FAILED),
+        (OSError(28, "No space left on device"), NOT_WRITTEN),
+        (WriteError("the disk is full"), NOT_WRITTEN),
+        (ResumeError("the file has changed"), NOT_RESUMED),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_after_a_trial_is_printed_by_its_process(
+    error: Exception, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trial, "redirect_output", lambda _: None)
+    monkeypatch.setattr(trial, "run_trial", lambda _: TrialResult("done", 0.5))
+    monkeypatch.setattr(trial, "write_result", fail)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    order = TrialOrder(
+        number=0,
+        config={},
+        origin=tmp_path,
+        run=tmp_path / "trial",
+        dataset=None,
+        rows=None,
+        metric="loss",
+        search=None,  # type: ignore[arg-type]
+        earlier=(),
+        threads=1,
+        arguments=("partita", "sweep"),
+    )
+    assert trial.execute(order) == status
+    assert capsys.readouterr().err.endswith(f"{error}\n")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from partita import ConfigError, Model, TrainingError
-from partita.training.trainer_result import EXAMPLE, check_result
+from partita.runs.opening import open_run
+from partita.training.trainer_result import EXAMPLE, check_result, report_unless_reported
+from partita_schema.load import load_config
 from partita_trainers import TrainResult
 from partita_trainers.zero_shot import ZeroShot
 
@@ -30,7 +32,28 @@ class Returns:
         if self.steps == "none":
             sys.exit(3)
         return TrainResult(run=context.run.folder, metrics={}, steps=self.steps)
+
+
+class Measures:
+    def __init__(self, section):
+        self.reported = section.options["reported"]
+
+    def train(self, context):
+        import numpy as np
+
+        context.run.truncate_log(0)
+        if self.reported is not None:
+            context.run.report({"loss": self.reported}, step=2, split="validation")
+        metrics = {"validation": {"loss": np.float32(0.5)}, "test": {}}
+        return TrainResult(run=context.run.folder, metrics=metrics, steps=np.int64(3))
 """
+
+
+SMALL: dict[str, Any] = {
+    "base_model": "some/model",
+    "input_features": [{"name": "text"}],
+    "output_features": [{"name": "answer", "type": "text"}],
+}
 
 
 def file_with_trainer(folder: Path, colours: Any, *, steps: int | str | None) -> Path:
@@ -86,6 +109,43 @@ def test_the_part_of_a_result_that_does_not_fit_is_named(result: object, found: 
     with pytest.raises(ConfigError, match=re.escape(f"ZeroShot.train returned {found}; return a TrainResult")):
         check_result(result, trainer)
     check_result(TrainResult(run=Path("run"), metrics={"test": {"loss": 1}}, steps=0), trainer)
+
+
+@pytest.mark.parametrize(
+    ("reported", "steps"),
+    [(None, [3]), (0.5, [2]), (0.75, [2, 3])],
+    ids=["not reported", "reported", "other metrics reported"],
+)
+def test_the_metrics_of_a_result_are_those_of_the_run(
+    reported: float | None, steps: list[int], colours: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "returning.py").write_text(CODE)
+    options = {"reported": reported}
+    trainer = {"type": "custom", "target": "returning:Measures", "batch_size": 16, "options": options}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(colours.config(trainer=trainer)))
+
+    def train() -> TrainResult:
+        return Model(tmp_path / "run.yaml", quiet=True).train(run=tmp_path / "run")
+
+    result = train()
+    assert (result.metrics, result.steps) == ({"validation": {"loss": 0.5}, "test": {}}, 3)
+    assert (type(result.metrics["validation"]["loss"]), type(result.steps)) == (float, int)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert [(one["split"], one["step"]) for one in manifest["evaluations"]] == [("validation", step) for step in steps]
+    again = train()
+    assert (again.metrics, again.steps) == ({"validation": {"loss": 0.5}}, 3)
+
+
+def test_metrics_of_an_earlier_training_are_not_taken_for_reported_ones(tmp_path: Path) -> None:
+    config = load_config({**SMALL, "trainer": {"type": "finetune", "epochs": 1}}).config
+    longer = load_config({**SMALL, "trainer": {"type": "finetune", "epochs": 2}}).config
+    result = TrainResult(run=tmp_path, metrics={"validation": {"loss": 0.5}}, steps=3)
+    for settings in (config, longer):
+        with open_run(tmp_path, config=settings, text=None, resolved="", origin=tmp_path) as run:
+            for _ in range(2):
+                report_unless_reported(result, run)
+            run.note(status="done")
+    assert len(run.manifest["evaluations"]) == 2
 
 
 @pytest.mark.parametrize(
