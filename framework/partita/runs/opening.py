@@ -146,7 +146,7 @@ def open_run(
         recorded = run.manifest.get("config", {})
         if run.finished:
             reopen_where_damaged(run)
-        if run.finished or run.checkpoints.is_dir():
+        if run.finished or run.checkpoints.is_dir() or "rounds" in run.manifest:
             check_same(recorded, settings, folder=folder)
         if run.finished:
             check_not_shorter(run, settings)

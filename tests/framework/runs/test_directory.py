@@ -345,6 +345,20 @@ def test_the_steps_of_all_rounds_of_self_training_are_not_compared_with_the_limi
         pass
 
 
+def test_rounds_of_another_file_are_not_continued_although_the_run_has_no_checkpoints_itself(tmp_path: Path) -> None:
+    with opened(tmp_path, learning_rate=0.1) as run:
+        run.note(rounds=[{"kept": True}])
+    with pytest.raises(ResumeError) as refused, opened(tmp_path, learning_rate=0.5):
+        pass
+    assert str(refused.value) == (
+        f"{tmp_path} holds a run of another file:\n  trainer.learning_rate: 0.1 -> 0.5\n"
+        "give this run another folder with --run"
+    )
+    assert manifest(tmp_path)["config"]["trainer"]["learning_rate"] == 0.1
+    with opened(tmp_path, learning_rate=0.1) as again:
+        assert again.manifest["rounds"] == [{"kept": True}]
+
+
 def test_added_and_removed_values_are_differences(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match=r"  a\.0: 1 -> null\n  b: null -> 2\n"):
         check_same({"a": [1], "data": {"loader": {"workers": 1}}}, {"a": [], "b": 2}, folder=tmp_path)
