@@ -28,7 +28,7 @@ OF_A_RUN = (
     *("samples.json", ".quarantine.jsonl.earlier", "trial.log", "evaluations*", "journal", "references.jsonl"),
 )
 """Names in the folder of an unfinished run, as glob patterns, besides its checkpoints, its manifest and its lock."""
-TORN = (".*.partial", ".tokens-*", ".ray-*")
+TORN = (".*.writing", ".*.partial", ".tokens-*", ".ray-*")
 """Names of files in a run that a killed process has not completed or removed, as glob patterns."""
 KEY = re.compile(r"[0-9a-f]{32}")
 """Name of cached tokens."""

@@ -9,7 +9,8 @@ import pytest
 
 from partita.runs.cleaning import DAY, Removable, Removal, removable_of_cache, removable_of_runs, remove
 from partita.runs.listing import read_runs
-from partita.runs.locks import lock
+from partita.runs.locks import LOCK, lock
+from partita_schema.common.files import temporary_path
 from partita_schema.errors import ResumeError
 
 from ..run_directories import MakeRun, write_run
@@ -138,13 +139,15 @@ def test_a_round_with_a_damaged_manifest_stays_and_the_others_are_found(make_run
 def test_incomplete_files_of_a_killed_process_are_removed(make_run: MakeRun) -> None:
     folder = make_run("tickets", status="failed")
     (folder / ".predictions.csv.0123.partial").write_bytes(b"x" * 70)
-    for name in (".tokens-abc", ".ray-0123"):
+    temporary_path(folder / "manifest.json").write_bytes(b"x" * 20)
+    for name in (temporary_path(folder / "model").name, ".tokens-abc", ".ray-0123"):
         (folder / name).mkdir()
+    (folder / ".model.writing" / "model.safetensors").write_bytes(b"x" * 200)
     (item,) = found(folder.parent)
-    assert (item.what, item.bytes, item.is_whole_run) == ("incomplete files", 70, False)
+    assert (item.what, item.bytes, item.is_whole_run) == ("incomplete files", 290, False)
     remove(item)
     assert {path.name for path in folder.iterdir()} >= {"manifest.json", "checkpoints"}
-    assert not [path for pattern in (".tokens*", ".ray*") for path in folder.glob(pattern)]
+    assert [path.name for path in folder.glob(".*")] == [LOCK]
 
 
 def make_tokens(folder: Path) -> Path:
