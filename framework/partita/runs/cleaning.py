@@ -16,6 +16,7 @@ from typing import Any
 from partita.runs.listing import RunSummary, size_of
 from partita.runs.locks import LOCK, lock, try_lock_twice
 from partita.runs.manifest import MANIFESTS, read_manifest
+from partita.runs.row_results import EARLIER
 from partita_schema.common.checksums import DamagedError
 from partita_schema.errors import PartitaError, ResumeError
 from partita_trainers.checkpoints.file_sums import check_sums
@@ -28,7 +29,7 @@ OF_A_RUN = (
     *("samples.json", ".quarantine.jsonl.earlier", "trial.log", "evaluations*", "journal", "references.jsonl"),
 )
 """Names in the folder of an unfinished run, as glob patterns, besides its checkpoints, its manifest and its lock."""
-TORN = (".*.writing", ".*.partial", ".tokens-*", ".ray-*")
+TORN = (".*.writing", ".*.partial", ".tokens-*", ".ray-*", EARLIER)
 """Names of files in a run that a killed process has not completed or removed, as glob patterns."""
 KEY = re.compile(r"[0-9a-f]{32}")
 """Name of cached tokens."""

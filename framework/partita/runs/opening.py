@@ -18,6 +18,7 @@ from partita.runs.files import writing
 from partita.runs.locks import lock
 from partita.runs.manifest import now, runs_within, versions
 from partita.runs.origin import command_line, git_commit
+from partita.runs.row_results import EARLIER as EARLIER_EVALUATIONS
 from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita.runs.settings import FREE_KEYS, asks_for_more, check_same, differences
 from partita_schema.common.checksums import DamagedError
@@ -159,10 +160,10 @@ def open_run(
             yield run
             return
         before = RecordedRun.of(run) if recorded else None
-        record_start(run, origin=origin)
-        write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
-        write_atomically(folder / "resolved.yaml", resolved)
         try:
+            record_start(run, origin=origin)
+            write_atomically(folder / "config.yaml", text or yaml.safe_dump(escaped(settings), sort_keys=False))
+            write_atomically(folder / "resolved.yaml", resolved)
             with end_noted(run):
                 yield run
         except BaseException as error:
@@ -172,6 +173,8 @@ def open_run(
                 if not existed and holds_nothing(folder):
                     remove_new(folder, parents=new_parents)
             raise
+        finally:
+            shutil.rmtree(folder / EARLIER_EVALUATIONS, ignore_errors=True)
 
 
 @contextmanager
@@ -225,10 +228,14 @@ class RecordedRun:
         return cls(run.folder, run.finished, files, training_state(run.folder))
 
     def restore_unless_changed(self) -> None:
-        """Write the description of the run again, unless it has been trained further."""
+        """Put back the description of the run and its results of rows, unless it has been trained further."""
         if training_state(self.folder) != self.state:
             return
+        evaluations, earlier = self.folder / EVALUATIONS, self.folder / EARLIER_EVALUATIONS
         with suppress(OSError):  # the error of the run is raised
+            if earlier.is_dir():
+                shutil.rmtree(evaluations, ignore_errors=True)
+                earlier.rename(evaluations)
             for name, content in self.files.items():
                 write_atomically(self.folder / name, content.decode())
             logger.info(
@@ -292,13 +299,19 @@ def check_free(folder: Path) -> None:
 
 
 def record_start(run: RunDirectory, *, origin: Path) -> None:
-    """Write the start of a run to its manifest, and log what has changed in the configuration since the last one."""
+    """Write the start of a run to its manifest, and log what has changed in the configuration since the last one.
+
+    Results of rows that are of another model, or of other rows, are set aside: they are put back if nothing is trained.
+    """
+    evaluations, earlier = run.folder / EVALUATIONS, run.folder / EARLIER_EVALUATIONS
+    shutil.rmtree(earlier, ignore_errors=True)  # left by a start that was killed
     settings, recorded = run.config.model_dump(mode="json"), run.manifest.get("config", {})
     for change in differences(recorded, settings, without=()) if recorded else ():
         logger.info("changed since the run began: %s", change)
     if recorded and differences(recorded, settings, without=(*FREE_KEYS, "simulation")):
         run.note(batch_sizes={}, metrics_base={})  # the batches differ, so their sizes must be found again
-        shutil.rmtree(run.folder / EVALUATIONS, ignore_errors=True)  # they are of another model or of other rows
+        with suppress(FileNotFoundError):
+            evaluations.rename(earlier)
     if run.finished:
         run.note(earlier_evaluations=len(run.manifest.get("evaluations", ())))
     run.cost = Cost(run.manifest.get("cost", {}))

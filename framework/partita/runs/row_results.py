@@ -18,6 +18,8 @@ from partita_schema.common.json_text import parse_json
 from partita_schema.errors import DataError
 
 FOLDER = "evaluations"
+EARLIER = ".evaluations.earlier"
+"""Folder with the results that a start of a run replaces, until it ends."""
 BASE = "-base"
 """End of the name of an evaluation of the base model."""
 FORMAT = 1

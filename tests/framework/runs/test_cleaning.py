@@ -10,6 +10,7 @@ import pytest
 from partita.runs.cleaning import DAY, Removable, Removal, removable_of_cache, removable_of_runs, remove
 from partita.runs.listing import read_runs
 from partita.runs.locks import LOCK, lock
+from partita.runs.row_results import EARLIER
 from partita_schema.common.files import temporary_path
 from partita_schema.errors import ResumeError
 
@@ -140,7 +141,7 @@ def test_incomplete_files_of_a_killed_process_are_removed(make_run: MakeRun) -> 
     folder = make_run("tickets", status="failed")
     (folder / ".predictions.csv.0123.partial").write_bytes(b"x" * 70)
     temporary_path(folder / "manifest.json").write_bytes(b"x" * 20)
-    for name in (temporary_path(folder / "model").name, ".tokens-abc", ".ray-0123"):
+    for name in (temporary_path(folder / "model").name, ".tokens-abc", ".ray-0123", EARLIER):
         (folder / name).mkdir()
     (folder / ".model.writing" / "model.safetensors").write_bytes(b"x" * 200)
     (item,) = found(folder.parent)

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from partita.runs import directory
+from partita.runs import directory, opening
 from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json
 from partita.runs.manifest import read_manifest
 from partita.runs.opening import open_run
+from partita.runs.row_results import EARLIER
 from partita.runs.settings import check_same, leaves
 from partita_schema.common.checksums import sealed
 from partita_schema.config import Config
@@ -141,6 +142,70 @@ def test_a_finished_run_stays_finished_if_its_next_start_trains_nothing(
         start()
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert caplog.messages[-1] == f"the run in {tmp_path} stays finished, as it was"
+
+
+def on_other_data(source: str) -> Config:
+    """Return the configuration of `trained_run` with other rows, with which the run may be continued."""
+    config = config_of(epochs=3)
+    return config.model_copy(update={"data": config.data.model_copy(update={"source": source, "resume": "fresh"})})
+
+
+@pytest.mark.parametrize("status", ["done", "interrupted"])
+def test_results_of_rows_stay_if_the_next_start_trains_nothing(status: str, tmp_path: Path) -> None:
+    trained_run(tmp_path)
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations" / "test.jsonl").write_text("results")
+    RunDirectory(tmp_path, config=config_of()).note(status=status)
+    (tmp_path / EARLIER).mkdir()  # left by a kill
+    (tmp_path / EARLIER / "validation.jsonl").write_text("results of an earlier start")
+
+    def start(config: Config) -> None:
+        with open_run(tmp_path, config=config, text=None, resolved="", origin=tmp_path):
+            (tmp_path / "evaluations").mkdir(exist_ok=True)
+            (tmp_path / "evaluations" / "test-base.jsonl").write_text("results of the base model on the other rows")
+            raise DataError("tpyo.jsonl does not exist")
+
+    with pytest.raises(DataError):
+        start(on_other_data("tpyo.jsonl"))
+    assert [path.name for path in (tmp_path / "evaluations").iterdir()] == ["test.jsonl"]
+    assert not (tmp_path / EARLIER).exists()
+
+
+def test_results_of_other_rows_are_removed_once_the_run_is_trained_further(tmp_path: Path) -> None:
+    trained_run(tmp_path)
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations" / "test.jsonl").write_text("results")
+
+    def start() -> None:
+        with open_run(tmp_path, config=on_other_data("b.jsonl"), text=None, resolved="", origin=tmp_path) as run:
+            assert [path.name for path in tmp_path.glob("*evaluations*")] == [EARLIER]
+            run.log_step({"step": 2})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert manifest(tmp_path)["status"] == "interrupted"
+    assert list(tmp_path.glob("*evaluations*")) == []
+
+
+def test_a_finished_run_stays_as_it_was_if_its_next_start_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_run(tmp_path)
+    (tmp_path / "evaluations").mkdir()
+    before = (tmp_path / "manifest.json").read_bytes()
+
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(opening, "git_commit", full)
+    with (
+        pytest.raises(WriteError, match="No space left on device"),
+        open_run(tmp_path, config=on_other_data("b.jsonl"), text=None, resolved="", origin=tmp_path),
+    ):
+        pass
+    assert (tmp_path / "evaluations").is_dir()
+    assert (tmp_path / "manifest.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("status", ["interrupted", "running"])
