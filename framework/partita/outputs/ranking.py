@@ -84,18 +84,24 @@ def first_places(count: int, relevant: int) -> Iterator[float]:
 def normalized_gain(ranking: Sequence[Document]) -> float:
     """Return the discounted cumulative gain of the first `DEPTH` ranks, divided by that of the best order.
 
-    Järvelin and Kekäläinen 2002. The gain of a document is its relevance, and the discount of rank i is log2(i + 1).
+    Järvelin and Kekäläinen 2002. The gain of a document is its relevance, or 0 if that is negative, so that the result
+    is between 0 and 1. The discount of rank i is log2(i + 1).
 
     Args:
         ranking: Documents, the highest score first; at least one is relevant.
     """
-    best = sorted((relevance for _, relevance in ranking), reverse=True)
-    ideal = exact_sum(relevance * discount(rank) for rank, relevance in enumerate(best[:DEPTH], start=1))
+    best = sorted((gain_of(relevance) for _, relevance in ranking), reverse=True)
+    ideal = exact_sum(gain * discount(rank) for rank, gain in enumerate(best[:DEPTH], start=1))
     gains = []
     for start, tied in ties(ranking):
-        mean = exact_sum(tied) / len(tied)
+        mean = exact_sum(map(gain_of, tied)) / len(tied)
         gains += [mean * discount(rank) for rank in range(start + 1, min(start + len(tied), DEPTH) + 1)]
     return exact_sum(gains) / ideal
+
+
+def gain_of(relevance: float) -> float:
+    """Return the gain of a document of this relevance."""
+    return max(0.0, relevance)
 
 
 def discount(rank: int) -> float:

@@ -59,6 +59,15 @@ def test_the_gain_equals_scikit_learns_with_ties() -> None:
             assert normalized_gain(sorted(rows, reverse=True)) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("negative", [-5.0, -math.log2(3)])
+def test_a_document_with_a_negative_relevance_has_no_gain(negative: float) -> None:
+    rows = [("a", 9.0, 1.0), *(("a", -float(rank), negative) for rank in range(9))]
+    assert results(*rows)["ndcg_at_10"] == 1.0
+    last = [("a", score, relevance) for (_, score, _), (_, _, relevance) in zip(rows, rows[::-1], strict=True)]
+    assert results(*last)["ndcg_at_10"] == pytest.approx(1 / math.log2(11))
+    assert results(("a", 1.0, negative), ("a", 1.0, 1.0))["ndcg_at_10"] == pytest.approx((1 + 1 / math.log2(3)) / 2)
+
+
 @given(documents)
 def test_ties_count_as_the_mean_over_all_orders(rows: list[Document]) -> None:
     if not any(relevance for _, relevance in rows):
