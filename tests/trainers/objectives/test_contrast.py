@@ -58,3 +58,15 @@ def test_the_rank_counts_the_candidates_that_are_at_least_as_similar() -> None:
         for index in range(4)
     ]
     assert ranks == [3, 1, 3, 4]
+
+
+def test_copies_of_a_text_count_once_in_ranks() -> None:
+    """The texts 0 and 1 are more similar than the positive of text 2, and each of them has several copies."""
+    anchor = torch.tensor([[1.0, 0.0]])
+    candidates = torch.tensor([[0.9, 0.0], [0.5, 0.0], [0.9, 0.0], [0.8, 0.0], [0.8, 0.0], [0.5, 0.0], [0.1, 0.0]])
+    texts = torch.tensor([0, 2, 0, 1, 1, 2, 3])
+    ranks = [
+        int(contrast(Embeddings(anchor, candidates, torch.tensor([index]), texts), temperature=1.0).ranks_A)
+        for index in range(7)
+    ]
+    assert ranks == [1, 3, 1, 2, 2, 3, 4]

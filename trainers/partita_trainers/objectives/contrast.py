@@ -8,6 +8,7 @@ Shapes: A anchors, C candidates, D dimensions of an embedding.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -34,7 +35,8 @@ class Contrast:
     losses_A: torch.Tensor
     """Loss of each anchor in nats."""
     ranks_A: torch.Tensor
-    """Rank of each positive among the candidates, from 1. Candidates as similar as the positive come before it."""
+    """Rank of each positive among the texts of the candidates, from 1: all texts that are not less similar come before
+    it. A text that several candidates have counts once."""
     gradients: tuple[torch.Tensor, torch.Tensor] | None
     """Gradients with respect to anchors and candidates."""
 
@@ -53,16 +55,18 @@ def contrast(embeddings: Embeddings, *, temperature: float, gradients: bool = Tr
     anchors_AD, candidates_CD = embeddings.anchors_AD, embeddings.candidates_CD
     losses, ranks, anchor_gradients = [], [], list[torch.Tensor]()
     candidate_gradients_CD = torch.zeros_like(candidates_CD)
+    is_first_C = first_copies(embeddings.texts_C)
     chunk = max(1, MAX_SIMILARITIES // max(1, len(candidates_CD)))
     for start in range(0, len(anchors_AD), chunk):
         rows_AD, positives_A = anchors_AD[start : start + chunk], embeddings.positives_A[start : start + chunk]
         similarities_AC = rows_AD @ candidates_CD.T / temperature
-        same_AC = embeddings.texts_C == embeddings.texts_C[positives_A, None]
+        is_other_AC = embeddings.texts_C != embeddings.texts_C[positives_A, None]
+        same_AC = ~is_other_AC
         same_AC[torch.arange(len(positives_A)), positives_A] = False
         similarities_AC.masked_fill_(same_AC, -torch.inf)
         losses.append(functional.cross_entropy(similarities_AC, positives_A, reduction="none"))
         own_A1 = similarities_AC.gather(1, positives_A[:, None])
-        ranks.append((similarities_AC >= own_A1).sum(1))
+        ranks.append(1 + ((similarities_AC >= own_A1) & is_other_AC & is_first_C).sum(1))
         if not gradients:
             continue
         gradient_AC = similarities_AC.softmax(1)
@@ -71,3 +75,10 @@ def contrast(embeddings: Embeddings, *, temperature: float, gradients: bool = Tr
         candidate_gradients_CD += gradient_AC.T @ rows_AD / temperature
     found = (torch.cat(anchor_gradients), candidate_gradients_CD) if gradients else None
     return Contrast(torch.cat(losses), torch.cat(ranks), found)
+
+
+def first_copies(texts_C: torch.Tensor) -> torch.Tensor:
+    """Return which candidates are the first ones with their text, bool [C]."""
+    is_first_C = torch.zeros(len(texts_C), dtype=torch.bool)
+    is_first_C[torch.from_numpy(np.unique(texts_C.numpy(), return_index=True)[1])] = True
+    return is_first_C

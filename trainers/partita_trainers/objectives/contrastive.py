@@ -106,7 +106,7 @@ class Contrastive:
     def loss(self, context: ObjectiveContext, batch: Batch) -> tuple[torch.Tensor, Mapping[str, WeightedMean]]:
         """Return the sum of the anchors' losses, with the cached gradient, and metrics of the ranks of the positives.
 
-        `mrr` is the mean reciprocal rank, `recall_at_K` the share of positives among the first K candidates.
+        `mrr` is the mean reciprocal rank, `recall_at_K` the share of positives among the first K texts.
         """
         embeddings_ND, step = embeddings(context, batch), self.step
         loss = torch.tensor(sum(step.losses[key] for key in batch.keys), dtype=embeddings_ND.dtype)
