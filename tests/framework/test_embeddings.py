@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from partita import Model
@@ -19,7 +20,7 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.sources.sources import open_rows
 from partita.data.tokenizer_texts import tokenizer_texts
 from partita.distributed.thread_group import ThreadGroup
-from partita_schema.errors import ConfigError, DataError
+from partita_schema.errors import ConfigError, DataError, DivergenceError
 from partita_schema.load import load_config
 from partita_trainers.base import Batch
 from partita_trainers.objective import ObjectiveContext, prepare
@@ -288,6 +289,23 @@ def test_embeddings_are_learned_evaluated_and_predicted(place: Path) -> None:
     predictions.write(place / "out.csv")
     with (place / "out.csv").open(encoding="utf8", newline="") as file:
         assert np.array_equal(np.array([json.loads(row["vector"]) for row in csv.DictReader(file)], "float32"), vectors)
+
+
+def test_a_model_that_diverges_ends_training_with_the_reason(place: Path) -> None:
+    trainer = {"type": "finetune", "batch_size": 8, "max_steps": 8, "learning_rate": 1e30}
+    reason = r"^step 2: the loss is nan on rows .*: lower trainer\.learning_rate, now 1e\+30"
+    with pytest.raises(DivergenceError, match=reason):
+        Model(settings(trainer=trainer), quiet=True).train(run=place / "run")
+
+
+def test_a_diverged_model_can_be_evaluated(place: Path) -> None:
+    Model(settings(), quiet=True).train(run=place / "run")
+    file = place / "run" / "model" / "model.safetensors"
+    save_file({name: torch.full_like(weights, torch.nan) for name, weights in load_file(file).items()}, file)
+    (file.parent / "partita-checksums.json").unlink()
+    metrics = Model.load(place / "run", quiet=True).evaluate(make_rows(10))
+    assert math.isnan(metrics["model"]["loss"])
+    assert metrics["vector"]["recall_at_10"] == 0
 
 
 def test_the_batch_size_of_an_evaluation_is_that_of_its_loss(place: Path) -> None:

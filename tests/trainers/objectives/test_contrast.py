@@ -70,3 +70,10 @@ def test_copies_of_a_text_count_once_in_ranks() -> None:
         for index in range(7)
     ]
     assert ranks == [1, 3, 1, 2, 2, 3, 4]
+
+
+def test_the_positives_of_a_diverged_model_come_last() -> None:
+    vectors = torch.full((3, 2), torch.nan)
+    result = contrast(Embeddings(vectors, vectors, torch.arange(3), torch.tensor([0, 1, 1])), temperature=1.0)
+    assert result.ranks_A.tolist() == [2, 2, 2]
+    assert result.losses_A.isnan().all()

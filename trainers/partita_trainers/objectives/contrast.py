@@ -66,7 +66,8 @@ def contrast(embeddings: Embeddings, *, temperature: float, gradients: bool = Tr
         similarities_AC.masked_fill_(same_AC, -torch.inf)
         losses.append(functional.cross_entropy(similarities_AC, positives_A, reduction="none"))
         own_A1 = similarities_AC.gather(1, positives_A[:, None])
-        ranks.append(1 + ((similarities_AC >= own_A1) & is_other_AC & is_first_C).sum(1))
+        # NaN of a diverged model is not less.
+        ranks.append(1 + (~(similarities_AC < own_A1) & is_other_AC & is_first_C).sum(1))
         if not gradients:
             continue
         gradient_AC = similarities_AC.softmax(1)
