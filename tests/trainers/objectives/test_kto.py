@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, DataError, TrainingError
 from partita_trainers.base import Batch
 from partita_trainers.objective import ObjectiveContext, metric_values, prepare
-from partita_trainers.objectives.kto import KtoObjective, kto
+from partita_trainers.objectives.kto import KtoObjective, kto, labelled_rows, mismatched_batches
 
 from ..conftest import Killed, comparable
 from ..pairs import PairBatches, PairModel, pair_row
@@ -131,12 +132,34 @@ def test_the_loss_of_a_step_compares_with_mismatched_pairs_of_the_whole_step() -
     assert sum(objective.denominator(batch) for batch in batches) == 5
 
 
-def test_a_single_answer_has_no_kl_term() -> None:
+@pytest.mark.parametrize("indices", [[1], [1, 1, 1]])
+def test_a_single_answer_has_no_kl_term(indices: list[int]) -> None:
     lm, objective = LabelledModel(), KtoObjective(KtoWork.configure().trainer)  # type: ignore[arg-type]
     lm.keep_reference()
     objective.references.started = objective.references.in_step = True
-    prepare(objective, ObjectiveContext(lm, lm.module), [labelled_batch([1])])
+    context, batches = ObjectiveContext(lm, lm.module), [labelled_batch(indices)]
+    assert list(objective.reference_batches(context, batches)) == batches
+    prepare(objective, context, batches)
     assert objective.step.kl == 0.0
+
+
+@pytest.mark.parametrize("keys", [("row:006", "row:006"), ("row:006", "row:007")], ids=["the same row", "equal rows"])
+@pytest.mark.parametrize(
+    ("others", "partners"), [([4], [6, 4, 4]), ([9], [6, 9, 9]), ([4, 9], [9, 6, 4, 4])], ids=["first", "last", "both"]
+)
+def test_a_copy_of_a_row_is_passed_over_in_mismatched_pairs(
+    keys: tuple[str, str], others: list[int], partners: list[int]
+) -> None:
+    batches = [labelled_batch(others), replace(labelled_batch([6, 6]), keys=keys)]
+    rows = sorted(row for batch in batches for row in labelled_rows(batch))
+    mixed = [
+        tuple(ids[:length])
+        for batch in mismatched_batches(rows, batches)
+        for ids, length in zip(batch.input_ids_BT.tolist(), batch.lengths_B.tolist(), strict=True)
+    ]
+    longest = max(len(row.ids) for row in rows)
+    whole = [(*pair_row(row)[0], *pair_row(partner)[1]) for row, partner in zip([*others, 6, 6], partners, strict=True)]
+    assert mixed == [ids[:longest] for ids in whole]
 
 
 @pytest.mark.parametrize("micro", [1, 8])

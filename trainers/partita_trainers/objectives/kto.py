@@ -1,8 +1,8 @@
 """Training on single answers that are labelled good or bad (KTO, Ethayarajh et al. 2024, arXiv 2402.01306).
 
 The KL term z of a step is the mean of L - R over mismatched pairs of all its rows, on all ranks: the prompt of a row
-with the answer of the row before it, in the order of keys. It is computed in `prepare`, so that it depends neither on
-the number of micro-batches nor on the number of ranks.
+with the answer of the row before it, in the order of keys. Copies of the row are passed over. It is computed in
+`prepare`, so that it depends neither on the number of micro-batches nor on the number of ranks.
 
 Shapes: R rows of a batch, A answers of a row (here 1), G good or bad rows of a batch, S rows of a step.
 """
@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple, cast
 
 import torch
@@ -73,8 +73,8 @@ class StepTotals:
     """What the losses of a step depend on."""
 
     kl: torch.Tensor | float = 0.0
-    """z, at least 0: a scalar on the device that is not read before the end of the step. 0 in a step of one row, which
-    has no mismatched pair, and before the first step."""
+    """z, at least 0: a scalar on the device that is not read before the end of the step. 0 in a step of one row and its
+    copies, which has no mismatched pair, and before the first step."""
     good: int = 0
     """Number of good answers."""
     bad: int = 0
@@ -145,7 +145,7 @@ class KtoObjective:
 
     def has_kl(self, rows: Sequence[LabelledRow]) -> bool:
         """Return whether there is a KL term in a step of these rows."""
-        return self.references.started and len(rows) > 1
+        return self.references.started and has_mismatched(rows)
 
     def rows_of_step(self, context: ObjectiveContext, own: list[LabelledRow]) -> StepRows:
         """Return the rows of all ranks in order. A retry after out-of-memory reuses those of the first attempt."""
@@ -160,7 +160,7 @@ class KtoObjective:
     def reference_batches(self, context: ObjectiveContext, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches, and those of the mismatched answers of the KL term."""
         rows, _ = self.rows_of_step(context, [row for batch in batches for row in labelled_rows(batch)])
-        return [*batches, *(mismatched_batches(rows, batches) if len(rows) > 1 else ())]
+        return [*batches, *(mismatched_batches(rows, batches) if has_mismatched(rows) else ())]
 
     def ratios(self, context: ObjectiveContext, batches: Sequence[Batch]) -> torch.Tensor:
         """Return L - R of each row of the batches [R]; at least one row."""
@@ -257,14 +257,34 @@ def mismatched(row: LabelledRow, other: LabelledRow, *, longest: int) -> Labelle
     return LabelledRow(row.key, ids[:longest], row.prompt_tokens, labels[:longest], other.is_good)
 
 
-def mismatched_batches(rows: Sequence[LabelledRow], batches: Iterable[Batch]) -> list[Batch]:
-    """Return each row of the batches, in order, with the answer of the row before it in a step.
+def has_mismatched(rows: Sequence[LabelledRow]) -> bool:
+    """Return whether not all rows of a step are copies of one."""
+    return any(row.ids != rows[0].ids for row in rows)
+
+
+def partners_of(rows: Sequence[LabelledRow]) -> dict[LabelledRow, LabelledRow]:
+    """Return for each row of a step the nearest one before it, cyclically, that is no copy of it.
 
     Args:
-        rows: All rows of the step, in order.
+        rows: All rows of the step, in order; not all of them are copies of one.
+    """
+    start = next(index for index, row in enumerate(rows) if row.ids != rows[index - 1].ids)
+    partners, partner = dict[LabelledRow, LabelledRow](), rows[start - 1]
+    for before, row in pairwise([partner, *rows[start:], *rows[:start]]):
+        if before.ids != row.ids:
+            partner = before
+        partners[row] = partner
+    return partners
+
+
+def mismatched_batches(rows: Sequence[LabelledRow], batches: Iterable[Batch]) -> list[Batch]:
+    """Return each row of the batches, in order, with the answer of the row before it in a step; see `partners_of`.
+
+    Args:
+        rows: All rows of the step, in order; not all of them are copies of one.
         batches: Some of them. Each becomes one or more batches of at most as many tokens with padding, or of one row.
     """
-    partners, longest = dict(zip(rows, [*rows[-1:], *rows[:-1]], strict=True)), max(len(row.ids) for row in rows)
+    partners, longest = partners_of(rows), max(len(row.ids) for row in rows)
     result = list[Batch]()
     for batch in batches:
         mixed = [mismatched(row, partners[row], longest=longest) for row in labelled_rows(batch)]
