@@ -43,7 +43,7 @@ def why_not_comparable(
     values = predicts_values(first.config), predicts_values(second.config)
     if values[0] != values[1]:
         return "one is that of predicted values, and the other that of generated text"
-    if loss_settings(first.config) != loss_settings(second.config):
+    if loss_settings(first) != loss_settings(second):
         return "the trainers have different losses"
     if values[0]:
         return why_values_differ(first, second)
@@ -74,7 +74,7 @@ def incomparable_rewards(first: RunSummary, second: RunSummary) -> tuple[tuple[s
         return (*REWARDS, MARGINS, *SHARES), OTHER_REFERENCE
     if not same_tokenizer(first, second):
         return (*REWARDS, MARGINS, *LOG_PROBS), "the tokenizers differ"
-    if loss_settings(configs[0]) != loss_settings(configs[1]):
+    if reward_settings(first.config) != reward_settings(second.config):
         return (*REWARDS, MARGINS), "the losses differ, and their factor is part of a reward"
     return (), ""
 
@@ -98,13 +98,24 @@ def notes_of_rewards(
     ]
 
 
-def loss_settings(config: Mapping[str, Any]) -> Any:
-    """Return what a loss on preferences depends on apart from the rows; None for other losses."""
-    if not has_preferences(config):
+def loss_settings(run: RunSummary) -> Any:
+    """Return what a loss on preferences depends on apart from the rows; None for other losses.
+
+    Raises:
+        PartitaError: The manifest of a round of self-training is damaged.
+    """
+    if not has_preferences(run.config):
         return None
-    trainer = config["trainer"]
-    names = ("type", "loss", "beta", "desirable_weight", "undesirable_weight", "center")
-    return [trainer.get(name) for name in names]
+    trainer = run.config["trainer"]
+    weight = trainer.get("undesirable_weight")
+    if weight == "auto":
+        weight = manifest_of_training(run.folder, run.manifest).get("undesirable_weight", weight)
+    return [*reward_settings(run.config), trainer.get("desirable_weight"), weight, trainer.get("center")]
+
+
+def reward_settings(config: Mapping[str, Any]) -> list[Any]:
+    """Return what the rewards of a trainer on preferences depend on apart from the rows."""
+    return [config["trainer"].get(name) for name in ("type", "loss", "beta")]
 
 
 def same_reference(first: RunSummary, second: RunSummary) -> bool:

@@ -356,6 +356,37 @@ def test_rewards_of_different_losses_are_not_compared(
         assert f"the loss of second is not compared with that of first: {reason}" in comparison.notes
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (("auto", 1.5), ("auto", 1.5), True),
+        (("auto", 1.5), ("auto", 3.0), False),
+        (("auto", 1.5), (1.5, None), True),
+        (("auto", 1.5), (1.0, None), False),
+    ],
+)
+def test_losses_of_kto_are_compared_if_the_weights_of_bad_answers_are_equal(
+    first: tuple[Any, Any], second: tuple[Any, Any], same: bool, tmp_path: Path
+) -> None:
+    runs = [
+        write_preference_run(
+            tmp_path / name,
+            results=rows_of(40, labelled(0.8)),
+            loss="kto",
+            config={"trainer": {"type": "kto", "undesirable_weight": configured}},
+            **({} if used is None else {"undesirable_weight": used}),
+        )
+        for name, (configured, used) in (("first", first), ("second", second))
+    ]
+
+    comparison = compare_runs(runs)
+
+    assert set(REWARDS.split(", ")) <= {one.metric for one in comparison.pairs[0].metrics}
+    assert [note for note in comparison.notes if "compared" in note] == (
+        [] if same else ["the loss of second is not compared with that of first: the trainers have different losses"]
+    )
+
+
 def with_reference(
     folder: Path, reference: str | None, *, adapter: str | None = None, kept: int = 0, kind: str = "dpo"
 ) -> Path:
