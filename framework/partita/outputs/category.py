@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip
 from partita.outputs.label_counts import LabelCounts
+from partita.outputs.label_forms import composed, unique
 from partita.outputs.label_scores import LabelScores, label_table
 from partita.outputs.number import DASHES
 from partita_schema.sections.outputs.category import CategoryOutput, Match
@@ -88,7 +89,7 @@ class LabelReader(Reader):
         self.fallback = fallback
         self._rules = [(label, match, _rule_pattern(match)) for label, match in (rules or {}).items()]
         plain = [label for label in self.labels if label not in (rules or {})]
-        self._forms = {form: _unique(plain, form) for form in (str, _plain, _folded, _joined)}
+        self._forms = {form: unique(plain, form) for form in (str, _plain, _folded, _joined)}
         any_case, any_joint = (set(self._forms[form].values()) for form in (_folded, _joined))
         self._words = [
             (label, _word_pattern(_plain(label), any_case=label in any_case, any_joint=label in any_joint))
@@ -114,12 +115,12 @@ class LabelReader(Reader):
         return super().missing(reason) if self.fallback is None else self.fallback
 
     def _by_rule(self, text: str) -> str | None:
-        folded = _composed(text).casefold()
+        folded = composed(text).casefold()
         for label, match, pattern in self._rules:
             if match.type == "exact":
-                holds = folded.strip() == _composed(match.value).strip().casefold()
+                holds = folded.strip() == composed(match.value).strip().casefold()
             elif match.type == "contains":
-                holds = _composed(match.value).casefold() in folded
+                holds = composed(match.value).casefold() in folded
             else:
                 holds = pattern is not None and pattern.search(text) is not None
             if holds:
@@ -150,14 +151,9 @@ class LabelReader(Reader):
         return [label for label in self.labels if label in standing]
 
 
-def _composed(text: str) -> str:
-    """Return the text with each accent as a part of its letter."""
-    return unicodedata.normalize("NFC", text)
-
-
 def _plain(text: str) -> str:
     """Return the composed text with hyphens for dashes, and no space after the sign of a number at its start."""
-    return LEADING_SIGN.sub(r"\1", _composed(text).translate(HYPHENS))
+    return LEADING_SIGN.sub(r"\1", composed(text).translate(HYPHENS))
 
 
 def _folded(text: str) -> str:
@@ -166,12 +162,6 @@ def _folded(text: str) -> str:
 
 def _joined(text: str) -> str:
     return JOINT.sub(" ", _folded(text))
-
-
-def _unique(labels: Sequence[str], form: Callable[[str], str]) -> dict[str, str]:
-    """Return the labels by a form of theirs, without those that share it."""
-    counts = Counter(map(form, labels))
-    return {form(label): label for label in labels if counts[form(label)] == 1}
 
 
 def _rule_pattern(match: Match) -> re.Pattern[str] | None:

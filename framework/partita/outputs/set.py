@@ -1,8 +1,8 @@
 """The output type set: find the labels in an answer.
 
-The answer is a JSON array, alone or surrounded by text, or labels with commas between. Case is ignored, unless two
-labels differ only in case. A label that is not in the list makes the answer unreadable, because the rest would be a
-guess; one that is named twice counts once.
+The answer is a JSON array, alone or surrounded by text, or labels with commas between. Case and the way an accented
+letter is encoded are ignored, unless two labels differ only in that. A label that is not in the list makes the answer
+unreadable, because the rest would be a guess; one that is named twice counts once.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip, exact_sum
 from partita.outputs.find_json import find_json
 from partita.outputs.label_counts import LabelCounts
+from partita.outputs.label_forms import composed, unique
 from partita.outputs.label_scores import LabelScores, label_table
 from partita_schema.cells import compact_json
 from partita_schema.sections.outputs.set import SetOutput
@@ -68,13 +69,11 @@ class SetReader(Reader):
 
     def __init__(self, labels: Sequence[str]) -> None:
         self.labels = tuple(labels)
-        self._exact = frozenset(labels)
-        folded = Counter(label.casefold() for label in labels)
-        self._folded = {label.casefold(): label for label in labels if folded[label.casefold()] == 1}
+        self._forms = {form: unique(self.labels, form) for form in (str, composed, folded)}
 
     def label_of(self, text: str) -> str | None:
         """Return the label that a text is, or None."""
-        return text if text in self._exact else self._folded.get(text.casefold())
+        return next((labels[form(text)] for form, labels in self._forms.items() if form(text) in labels), None)
 
     def in_order(self, texts: Iterable[str]) -> list[str]:
         """Return the labels that the texts name. Raise ReadError for a text that is none."""
@@ -85,6 +84,11 @@ class SetReader(Reader):
                 raise ReadError(f"{clip(text)} is none of the labels {', '.join(self.labels)}")
             named.add(label)
         return [label for label in self.labels if label in named]
+
+
+def folded(text: str) -> str:
+    """Return the composed text in one case."""
+    return composed(text).casefold()
 
 
 class ArrayReader(SetReader):

@@ -89,6 +89,17 @@ def test_comma_separated_labels_are_read(text: str, labels: list[str] | str) -> 
     assert decoded(text, "comma") == labels
 
 
+@pytest.mark.parametrize(("form", "answer"), [("json", '["{}"]'), ("comma", "{}")])
+def test_the_encoding_of_an_accented_letter_makes_no_difference(form: str, answer: str) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    for label in (composed, decomposed):
+        decoder = Decoder(config_of(topics(form, labels=[label, "bar"])), labels={})
+        for text in (composed, decomposed, decomposed.upper()):
+            assert decoder.decode(answer.format(text)).values == {"topics": [label]}
+    decoder = Decoder(config_of(topics(form, labels=[composed, decomposed])), labels={})
+    assert decoder.decode(answer.format(decomposed)).values == {"topics": [decomposed]}
+
+
 @pytest.mark.parametrize(("form", "member"), [("json", ["sport", "politics"]), ("comma", "sport, politics")])
 def test_a_set_among_several_outputs_is_an_array_or_a_string(form: str, member: Any) -> None:
     config = config_of(topics(form), {"name": "stars", "type": "number"})
