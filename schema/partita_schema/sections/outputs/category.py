@@ -9,6 +9,7 @@ from partita_schema.base import ConfigModel, Name, PositiveInt, StrictBool, chec
 from partita_schema.cells import CellError, text_reader
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule
+from partita_schema.sections.outputs.label_rules import refuse_padded
 
 
 class CategoryPreprocessing(ConfigModel):
@@ -26,6 +27,12 @@ class CategoryPreprocessing(ConfigModel):
     """Alias of decoder.labels."""
     max_sequence_length: PositiveInt | None = None
     """Maximum number of generated tokens. Default: enough for the longest label."""
+
+    @model_validator(mode="after")
+    def labels_have_no_spaces_around(self) -> "CategoryPreprocessing":
+        refuse_padded(self.vocab or (), at="vocab")
+        refuse_padded([self.fallback_label or ""], at="fallback_label")
+        return self
 
 
 class Match(ConfigModel):
@@ -71,6 +78,9 @@ class CategoryDecoder(ConfigModel):
                 f"match names {unknown[0]!r}, which is not in labels; add it there or remove the rule",
                 at=f"match.{unknown[0]}",
             )
+        refuse_padded(self.labels or (), at="labels")
+        refuse_padded(self.match or (), at="match")
+        refuse_padded([self.fallback_label or ""], at="fallback_label")
         return self
 
 

@@ -11,6 +11,7 @@ from partita_schema.cells import CellError, compact_json, parse_cell, plain_text
 from partita_schema.common.text import first_repeated
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
+from partita_schema.sections.outputs.label_rules import refuse_padded
 
 COMMA = ", "
 """Separates labels in answers with `format: comma`."""
@@ -56,15 +57,7 @@ class SetDecoder(ConfigModel):
         twice = first_repeated(labels)
         if twice is not None:
             raise rule_error(f"labels holds {twice!r} twice; write each label once", at="labels")
-        padded = next((label for label in labels if label != label.strip()), None)
-        if padded is not None:
-            raise rule_error(
-                f"the label {padded!r} begins or ends with a space, which is removed in rows and answers; write "
-                f"{padded.strip()!r}"
-                if padded.strip()
-                else "a label is blank; remove it, an empty set needs no label",
-                at="labels",
-            )
+        refuse_padded(labels, at="labels", blank="remove it, an empty set needs no label")
         return self
 
 
