@@ -13,6 +13,7 @@ import numpy as np
 
 from partita.report.evaluation import Evaluation
 from partita.report.resampling import Blocks, Estimates, ratio
+from partita_schema.sections.objectives import VARIANTS_OF_MEANS
 
 REWARDS, LOG_PROBS = ("rewards/chosen", "rewards/rejected"), ("logps/chosen", "logps/rejected")
 MARGINS = "rewards/margins"
@@ -122,3 +123,9 @@ def has_reference(config: Mapping[str, Any]) -> bool:
     trainer = config["trainer"]
     loss = "dpo" if trainer["type"] == "kto" else (trainer.get("loss") or {}).get("type", "dpo")
     return bool(loss == "dpo")
+
+
+def compares_means(config: Mapping[str, Any]) -> bool:
+    """Return whether rewards of a configuration with a reference are those of means per token."""
+    loss = config["trainer"].get("loss") or {}
+    return loss.get("variant") in VARIANTS_OF_MEANS

@@ -9,6 +9,8 @@ from partita_schema.base import ConfigModel, Direction, NonNegative, Number, Pos
 
 SMOOTHED = ("sigmoid", "robust")
 """Variants of DPO with label smoothing."""
+VARIANTS_OF_MEANS = ("ipo", "sigmoid_norm")
+"""Variants of DPO that compare means per token, and not whole answers."""
 PAIR_METRICS: Mapping[str, Direction] = {
     "rewards/accuracies": "higher",
     "rewards/margins": "higher",

@@ -234,6 +234,17 @@ def test_a_sentence_says_whether_chosen_answers_became_less_likely(
     assert page.after("Preferences", count=1) == [sentence]
 
 
+def test_the_change_of_chosen_answers_is_per_token_if_the_loss_compares_means(tmp_path: Path) -> None:
+    trainer = {"type": "preference", "loss": {"type": "dpo", "variant": "ipo", "beta": 0.5}}
+    metrics, rows = {"validation": {"rewards/chosen": 0.125}}, rows_of(5, pair(0.8))
+
+    page = page_of(write_preference_run(tmp_path / "run", results=rows, metrics=metrics, config={"trainer": trainer}))
+
+    assert page.after("Preferences", count=1) == [
+        "The log-probability of the chosen answers has risen by 0.25 nats a token on average."
+    ]
+
+
 def test_generated_answers_of_pairs_are_compared_with_the_chosen_ones(tmp_path: Path) -> None:
     rows, base = rows_of(60, pair(0.9)), rows_of(60, pair(0.2))
 

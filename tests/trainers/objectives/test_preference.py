@@ -333,6 +333,23 @@ def test_packed_pairs_have_the_losses_and_metrics_of_single_ones(name: str) -> N
         assert len(objective.references.log_probs) == 4
 
 
+@pytest.mark.parametrize("variant", ["sigmoid", "ipo", "sigmoid_norm"])
+def test_rewards_are_means_per_token_if_the_loss_compares_these(variant: str) -> None:
+    """In the row, the chosen answer has one token and the rejected one five."""
+    lm, objective, batch = PairModel(), PairObjective(DpoLoss(type="dpo", variant=variant)), pair_batch([4])
+    assert objective.references is not None
+    objective.prepare(ObjectiveContext(lm, lm.module), [batch])
+    chosen, rejected = sums(lm.module, 4)
+    objective.references.log_probs = dict.fromkeys(objective.references.log_probs, (-7.0, -9.0))
+    objective.references.started = True
+    metrics = metric_values(objective.loss(ObjectiveContext(lm, lm.module), batch)[1], reserved=())
+    assert metrics["rewards/chosen"] == pytest.approx(0.1 * (chosen.item() + 7))
+    rejected_reward = 0.1 * (rejected.item() + 9) / (1 if variant == "sigmoid" else 5)
+    assert metrics["rewards/rejected"] == pytest.approx(rejected_reward)
+    assert metrics["rewards/margins"] == pytest.approx(metrics["rewards/chosen"] - rejected_reward)
+    assert metrics["logps/rejected"] == pytest.approx(rejected.item())
+
+
 def test_batch_sizes_are_probed_with_pairs_before_training_without_a_second_model(tmp_path: Path) -> None:
     work = Work(tmp_path / "run")
     objective = work.trainer.objective

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch.nn.functional import logsigmoid
 
-from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
+from partita_schema.sections.objectives import VARIANTS_OF_MEANS, DpoLoss, OrpoLoss, SimpoLoss
 
 LOG_HALF = -0.6931471805599453
 """Below it `log1p(-exp(x))` is accurate, above it `log(-expm1(x))` (Maechler 2012)."""
@@ -48,9 +48,19 @@ class Pairs:
         return self.chosen_ratio_P - self.rejected_ratio_P
 
     @property
+    def mean_chosen_ratio_P(self) -> torch.Tensor:
+        """Lc - Rc per token."""
+        return self.chosen_ratio_P / self.chosen_tokens_P
+
+    @property
+    def mean_rejected_ratio_P(self) -> torch.Tensor:
+        """Lr - Rr per token."""
+        return self.rejected_ratio_P / self.rejected_tokens_P
+
+    @property
     def mean_delta_P(self) -> torch.Tensor:
         """The difference d of means per token."""
-        return self.chosen_ratio_P / self.chosen_tokens_P - self.rejected_ratio_P / self.rejected_tokens_P
+        return self.mean_chosen_ratio_P - self.mean_rejected_ratio_P
 
     @property
     def mean_chosen_P(self) -> torch.Tensor:
@@ -165,6 +175,11 @@ def orpo(pairs: Pairs, *, beta: float) -> torch.Tensor:
 def simpo(pairs: Pairs, *, beta: float, gamma: float) -> torch.Tensor:
     """Return -logsigmoid(beta (Lc/nc - Lr/nr) - gamma) (Meng et al. 2024, arXiv 2405.14734, equation 6)."""
     return -logsigmoid(beta * (pairs.mean_chosen_P - pairs.mean_rejected_P) - gamma)
+
+
+def compares_means(config: DpoLoss | OrpoLoss | SimpoLoss) -> bool:
+    """Return whether a loss compares means per token, and not whole answers."""
+    return not isinstance(config, DpoLoss) or config.variant in VARIANTS_OF_MEANS
 
 
 def log1mexp(log_p: torch.Tensor) -> torch.Tensor:

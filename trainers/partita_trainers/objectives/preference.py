@@ -17,7 +17,7 @@ from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.device_copies import to_device
 from partita_trainers.finetune import Finetune, FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
-from partita_trainers.objectives.pair_losses import Pairs, pair_function
+from partita_trainers.objectives.pair_losses import Pairs, compares_means, pair_function
 from partita_trainers.objectives.prepare_references import is_in_step, prepare_references, with_copy
 from partita_trainers.objectives.references import (
     References,
@@ -38,7 +38,7 @@ class PairObjective:
 
     def __init__(self, loss: DpoLoss | OrpoLoss | SimpoLoss) -> None:
         self.beta = loss.beta
-        self.function = pair_function(loss)
+        self.function, self.compares_means = pair_function(loss), compares_means(loss)
         self.references = References(answers=2) if isinstance(loss, DpoLoss) else None
         self.last: tuple[torch.Tensor, Mapping[str, torch.Tensor]] | None = None
         """The loss and the values of each pair of the last batch."""
@@ -71,7 +71,9 @@ class PairObjective:
         losses_P = self.function(pairs)
         total = losses_P.sum().float()
         with torch.no_grad():
-            values = pair_values(pairs, beta=self.beta, has_reference=self.references is not None)
+            values = pair_values(
+                pairs, beta=self.beta, has_reference=self.references is not None, means=self.compares_means
+            )
             self.last = losses_P.detach(), {name: values[name].detach() for name in ROW_VALUES}
             return total, pair_metrics(values)
 
@@ -88,23 +90,24 @@ class PairObjective:
         return [ObjectiveRow(loss, row) for loss, row in zip(losses_P.tolist(), rows, strict=True)]
 
 
-def pair_values(pairs: Pairs, *, beta: float, has_reference: bool) -> dict[str, torch.Tensor]:
+def pair_values(pairs: Pairs, *, beta: float, has_reference: bool, means: bool) -> dict[str, torch.Tensor]:
     """Return a value of each pair, by the name of the metric that is its mean, as TRL names it.
 
-    With a reference, the reward of an answer is beta times its log-probability relative to the reference, `logps/` are
-    log-probabilities of whole answers, and `chosen_falls` is the share of chosen answers that are less likely than
-    before training. Without one, rewards and `logps/` are those of the mean log-probability of a token.
+    The reward of an answer is beta times what the loss compares: its log-probability, with a reference relative to it,
+    and with `means` per token. With a reference, `logps/` are log-probabilities of whole answers, and `chosen_falls` is
+    the share of chosen answers that are less likely than before training. Without one, `logps/` are means per token.
 
     Args:
         pairs: The pairs.
         beta: Factor of the rewards.
         has_reference: Whether the loss compares with a reference.
+        means: Whether the loss compares means per token.
     """
     chosen_P, rejected_P = pairs.chosen_P, pairs.rejected_P
-    chosen_rewards_P, rejected_rewards_P = beta * pairs.chosen_ratio_P, beta * pairs.rejected_ratio_P
     if not has_reference:
         chosen_P, rejected_P = pairs.mean_chosen_P, pairs.mean_rejected_P
-        chosen_rewards_P, rejected_rewards_P = beta * chosen_P, beta * rejected_P
+    chosen_rewards_P = beta * (pairs.mean_chosen_ratio_P if means else pairs.chosen_ratio_P)
+    rejected_rewards_P = beta * (pairs.mean_rejected_ratio_P if means else pairs.rejected_ratio_P)
     values = {
         "rewards/chosen": chosen_rewards_P,
         "rewards/rejected": rejected_rewards_P,

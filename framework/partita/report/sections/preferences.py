@@ -8,7 +8,14 @@ import numpy as np
 from partita.report.charts import SHARES, Chart, Curve, curve_chart
 from partita.report.evaluation import Evaluation
 from partita.report.number_text import as_number
-from partita.report.preference_rows import PairRows, has_preferences, has_reference, labelled_of, pairs_of
+from partita.report.preference_rows import (
+    PairRows,
+    compares_means,
+    has_preferences,
+    has_reference,
+    labelled_of,
+    pairs_of,
+)
 from partita.report.run_record import RunRecord
 from partita.report.section import Charts, Paragraph, Part, Passage, Passages, Section
 from partita.report.sections.wrong_rows import MAX_ROWS, UNFOLDED, prompt_of, text_of
@@ -111,7 +118,7 @@ def change_of_better(run: RunRecord) -> str:
         if change is None or not change:
             continue
         direction = "fallen" if change < 0 else "risen"
-        unit = "an answer" if has_reference(run.config) else "a token"
+        unit = "an answer" if has_reference(run.config) and not compares_means(run.config) else "a token"
         text = (
             f"The log-probability of the {WORDS[run.config['trainer']['type']].better} answers has {direction} by "
             f"{abs(change):.3g} nats {unit} on average"
