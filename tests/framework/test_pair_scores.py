@@ -146,6 +146,18 @@ def test_a_killed_run_resumes_with_the_same_metrics(place: Path, train_killed: A
     assert resumed.metrics == whole.metrics
 
 
+def test_the_best_checkpoint_is_that_of_whole_queries(place: Path) -> None:
+    """With 8 of 80 rows, no query has a second document, and all rankings are perfect."""
+    write_json_lines(place / "validation.jsonl", make_rows(20, seed=1))
+    trainer = {"type": "finetune", "batch_size": 16, "max_steps": 4, "learning_rate": 0.01, "steps_per_evaluation": 1}
+    trainer |= {"validation_metric": "ndcg_at_10", "max_generated_rows": 8}
+    data = {"source": "rows.jsonl", "validation": "validation.jsonl"}
+    result = Model(settings(trainer=trainer, data=data), quiet=True).train(run=place / "run")
+    manifest = json.loads((place / "run" / "manifest.json").read_text("utf8"))
+    assert manifest["best"] == pytest.approx(result.metrics["validation"]["relevance.ndcg_at_10"], abs=1e-12)
+    assert manifest["best"] < 1
+
+
 def test_scores_are_learned_and_rank_the_documents_of_each_query(place: Path) -> None:
     write_json_lines(place / "rows.jsonl", make_rows(60))
     trainer = {"type": "finetune", "batch_size": 16, "max_steps": 60, "learning_rate": 0.01}

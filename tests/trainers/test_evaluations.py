@@ -42,6 +42,23 @@ def test_answers_are_generated_if_configured(
     assert set(result.metrics) == {split for split, _, _ in asked}
 
 
+@pytest.mark.parametrize(("generated", "during"), [(True, ("validation", True, None)), (False, DURING)])
+def test_a_head_answers_all_rows(make_work: Any, generated: bool, during: tuple[str, bool, int | None]) -> None:
+    results = []
+
+    def evaluate(
+        split: str, *, generated: bool = True, max_rows: int | None = None, step: int | None = None
+    ) -> dict[str, float]:
+        results.append((split, generated, max_rows))
+        return {"loss": 1.0}
+
+    work = make_work(evaluate=evaluate, max_steps=1, steps_per_evaluation=1, evaluate_generated=generated)
+    values = work.config.model_dump(mode="json", exclude_unset=True)
+    values["output_features"] = [{"name": "a", "type": "category", "head": "linear"}]
+    run(replace(work, config=Config.model_validate(values)))
+    assert results == [during, ("validation", generated, None)]
+
+
 @pytest.mark.parametrize(
     ("model", "rate"),
     [

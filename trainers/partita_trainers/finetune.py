@@ -319,10 +319,11 @@ class FinetuneRun:
         """Evaluate and report metrics. Return whether the validation metric is the best so far."""
         without_answers = ("loss", *self.config.METRICS)
         generated = self.config.evaluate_generated is True or self.best_evaluation.metric not in without_answers
+        # A head answers a row in one pass, as fast as its loss is computed; a ranking is one of all rows of its query.
+        head_answers = generated and self.context.config.head_output is not None
+        max_rows = None if head_answers else self.config.max_generated_rows
         with evaluation_weights(self.engine.raw_optimizers), self.engine.summon_full_params():
-            metrics = self.context.evaluate(
-                "validation", generated=generated, max_rows=self.config.max_generated_rows, step=self.step
-            )
+            metrics = self.context.evaluate("validation", generated=generated, max_rows=max_rows, step=self.step)
         self.run.report(metrics, step=self.step, split="validation")
         improved = self.best_evaluation.update(metrics, step=self.step)
         training_loss, total = self.losses.take_mean(), self.schedule.total
