@@ -115,6 +115,11 @@ class TrainEngine:
         return self.accelerator.mixed_precision != "no" or bool(dtypes & {torch.float16, torch.bfloat16})
 
     @property
+    def mixed_precision(self) -> str:
+        """The precision of accelerate's casts: bf16 or fp16, or no without any."""
+        return str(self.accelerator.mixed_precision)
+
+    @property
     def context(self) -> ObjectiveContext:
         """What the objective computes with."""
         return ObjectiveContext(self.lm, self.module, self.process_group, full_weights=self.summon_full_params)
@@ -221,6 +226,24 @@ class TrainEngine:
         """Unshard all weights on this rank inside the context, to use or write them. All ranks enter together."""
         return full_params(self.shards)
 
+    @contextmanager
+    def without_casts(self) -> Iterator[None]:
+        """Restore the module without accelerate's casts inside the context, as `release` does for good."""
+        own = vars(self.lm.module)
+        prepared = {name: own[name] for name in PREPARED if name in own}
+        self.remove_casts()
+        try:
+            yield
+        finally:
+            own.update(prepared)
+
+    def remove_casts(self) -> None:
+        """Restore the module without accelerate's casts."""
+        own = vars(self.lm.module)
+        for name in PREPARED:
+            own.pop(name, None)
+        own.update(self.before)
+
     def optimizer_states(self) -> list[Any]:
         """Return the optimizer states for a checkpoint. All ranks call this; under FSDP only rank 0 gets tensors."""
         states = [optimizer.state_dict() for optimizer in self.raw_optimizers]
@@ -235,10 +258,7 @@ class TrainEngine:
         Under FSDP all ranks call this, and the module is unsharded afterwards. That is skipped if the run has `failed`:
         other ranks may be gone, and the module is not used any more.
         """
-        own = vars(self.lm.module)
-        for name in PREPARED:
-            own.pop(name, None)
-        own.update(self.before)
+        self.remove_casts()
         self.module, self.trained = self.lm.module, ()
         if self.optimizers:
             self.optimizers.clear()

@@ -79,7 +79,9 @@ class Finetune:
             resumed_from = training.resume()
             training.start_callbacks(resumed_from)
             training.train_loop()
-            result = training.finalize(resumed_from)
+            weights = training.end_training()
+            self._after_training()
+            result = training.finalize(weights, resumed_from=resumed_from)
         except BaseException:
             training.engine.release(failed=True)
             raise
@@ -87,6 +89,9 @@ class Finetune:
 
     def _before_training(self, run: "FinetuneRun") -> None:
         """Do nothing. Objectives are prepared here: the weights are those before the first step, also in a resume."""
+
+    def _after_training(self) -> None:
+        """Do nothing. Called before the final evaluation, when the module has no casts of mixed precision any more."""
 
     def probe(self, context: ProbeContext) -> TrainingProbe:
         """Return a probe that takes the steps of `train` on the longest rows."""
@@ -384,8 +389,8 @@ class FinetuneRun:
         newest = {self.step, *lasting[-self.config.keep_checkpoints :]}
         remove_checkpoints(self.run.checkpoints, keep=newest | ({best} if best is not None else set()))
 
-    def finalize(self, resumed_from: int | None) -> TrainResult:
-        """Restore the best weights, save the model and evaluate it."""
+    def end_training(self) -> int:
+        """Restore the best weights, and the module without casts of mixed precision; return the step of the weights."""
         best, weights = self.best_evaluation.best_step, self.step
         if self.config.restore_best and best is not None and best != self.step:
             self.process_group.run_on_rank_zero(lambda: self.check_best(best), "the best checkpoint")
@@ -394,11 +399,20 @@ class FinetuneRun:
         keep_evaluation_weights(self.engine.raw_optimizers)
         # Without accelerate's casts: the model that is saved and scored computes what a loaded one computes.
         self.engine.release()
+        return weights
+
+    def finalize(self, weights: int, *, resumed_from: int | None) -> TrainResult:
+        """Save the model and evaluate it.
+
+        Args:
+            weights: The step of the weights.
+            resumed_from: The step that this process has continued at, if any.
+        """
         self.process_group.run_on_rank_zero(lambda: save_result(self.lm, self.run.folder), "the result")
         metrics = self.final_metrics(weights)
         for split, values in metrics.items():
             self.run.report(values, step=self.step, split=split)
-        self.run.note(best_step=best, best=self.best_evaluation.best)
+        self.run.note(best_step=self.best_evaluation.best_step, best=self.best_evaluation.best)
         if used := self.sources.state_dict():
             self.run.note(sources=used)
         self.run.note(stopped_by=self.callbacks.stopped_by if self.stopped_early else None)

@@ -26,7 +26,8 @@ CHECKPOINTS = ("step-*", ".step-*", "damaged-step-*")
 """Names in the folder of checkpoints, as glob patterns."""
 OF_A_RUN = (
     *("config.yaml", "resolved.yaml", "log.jsonl", "ledger.json", "quarantine.jsonl", "report.html", "tokenizer"),
-    *("samples.json", ".quarantine.jsonl.earlier", "trial.log", "evaluations*", "journal", "references.jsonl"),
+    *("samples.json", ".quarantine.jsonl.earlier", "trial.log", "evaluations*", "journal"),
+    *("references.jsonl", "references-bf16.jsonl", "references-fp16.jsonl"),
 )
 """Names in the folder of an unfinished run, as glob patterns, besides its checkpoints, its manifest and its lock."""
 TORN = (".*.writing", ".*.partial", ".tokens-*", ".ray-*", EARLIER)

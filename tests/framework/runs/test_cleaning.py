@@ -71,6 +71,15 @@ def test_a_file_of_the_user_stays_in_a_removed_run(make_run: MakeRun) -> None:
     assert files(folder) == {"notes.txt", "checkpoints/mine.bin", ".lock"}
 
 
+def test_the_references_of_all_precisions_are_removed(make_run: MakeRun) -> None:
+    folder = make_run("tickets", status="interrupted")
+    for name in ("references.jsonl", "references-bf16.jsonl", "references-fp16.jsonl"):
+        (folder / name).touch()
+    (item,) = found(folder.parent, days_later=31)
+    remove(item)
+    assert not list(folder.glob("references*"))
+
+
 @pytest.mark.parametrize("name", ["model", "rounds", "damaged-model"])
 def test_an_unfinished_run_with_a_model_stays(name: str, make_run: MakeRun) -> None:
     folder = make_run("tickets", status="failed")

@@ -114,6 +114,22 @@ def test_a_finished_run_is_evaluated_with_its_loss(
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
+@pytest.mark.parametrize("recorded_references", [True, False])
+def test_a_model_that_has_not_changed_has_no_rewards_after_training_with_mixed_precision(
+    base: Path, kind: str, recorded_references: bool, tmp_path: Path
+) -> None:
+    config = settings(tmp_path, kind, base_model=str(base))
+    config["trainer"] |= {"mixed_precision": "bf16", "learning_rate": 1e-12}
+    trained = Model(config, quiet=True).train(run=tmp_path / "run").metrics["test"]
+    if not recorded_references:
+        (tmp_path / "run" / "references.jsonl").unlink()
+    model = Model.load(tmp_path / "run", quiet=True)
+    for metrics in (trained, model.evaluate()["model"], model.evaluate(tmp_path / "rows.jsonl")["model"]):
+        for name in ("rewards/chosen", "rewards/rejected"):
+            assert metrics[name] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", TRAINERS)
 def test_rows_that_were_not_in_the_data_have_the_loss_that_they_would_have_had(
     base: Path, kind: str, tmp_path: Path
 ) -> None:

@@ -214,6 +214,15 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Pa
     assert torch.equal(resumed.weights, straight.weights)
 
 
+def test_an_unchanged_model_has_no_rewards_with_mixed_precision(tmp_path: Path) -> None:
+    options = {"mixed_precision": "bf16", "steps_per_evaluation": 4, "restore_best": False}
+    work = KtoWork(tmp_path / "run", **options, learning_rate=1e-30).train()
+    names = ("rewards/chosen", "rewards/rejected", "rewards/margins", "kl")
+    after = work.result.metrics["validation"]
+    assert {name: after[name] for name in names} == dict.fromkeys(names, 0.0)
+    assert [record["kl"] for record in work.run.log] == [0.0] * 4
+
+
 def test_the_margin_of_an_evaluation_is_that_of_its_means() -> None:
     lm, objective = LabelledModel(), KtoObjective(KtoWork.configure().trainer)  # type: ignore[arg-type]
     context, batches = ObjectiveContext(lm, lm.module), [labelled_batch([1, 2, 3]), labelled_batch([4, 6])]

@@ -193,6 +193,47 @@ def test_references_in_steps_are_those_computed_before(tmp_path: Path) -> None:
     assert before.lm.passes[8] == "training"
 
 
+@pytest.mark.parametrize("references", ["before", "in_step"])
+def test_an_unchanged_model_has_no_rewards_with_mixed_precision(tmp_path: Path, references: str) -> None:
+    options = {"mixed_precision": "bf16", "references": references, "steps_per_evaluation": 4, "restore_best": False}
+    work = Work(tmp_path / "run", **options, learning_rate=1e-30)
+    asked = []
+    evaluate = work.context.evaluate
+
+    def recorded(*values: Any, **options: Any) -> Any:
+        asked.append(evaluate(*values, **options))
+        return asked[-1]
+
+    work.context = replace(work.context, evaluate=recorded)  # type: ignore[arg-type]
+    work.train()
+    during, after = asked[-2:]
+    for metrics in (during, after):
+        names = ("rewards/chosen", "rewards/rejected", "rewards/margins", "chosen_falls")
+        assert {name: metrics[name] for name in names} == dict.fromkeys(names, 0.0)
+    assert during["logps/chosen"] != after["logps/chosen"]
+    files = {path.name: dict_of(path) for path in work.run.folder.glob("references*")}
+    if references == "before":
+        assert {name: len(rows) for name, rows in files.items()} == {
+            "references.jsonl": len(HELD_OUT),
+            "references-bf16.jsonl": 24 + len(HELD_OUT),
+        }
+        assert work.run.noted["references"]["rows"] == 24 + len(HELD_OUT)
+    else:
+        assert not files
+
+
+def test_a_killed_run_with_mixed_precision_reads_both_files(tmp_path: Path) -> None:
+    options = {"mixed_precision": "bf16", "steps_per_checkpoint": 1, "learning_rate_scheduler": {"decay": "none"}}
+    straight = Work(tmp_path / "straight", **options).train()
+    Work(tmp_path / "broken", **options, max_steps=2).train()
+    resumed = Work(tmp_path / "broken", **options).train()
+    assert resumed.result.resumed_from == 2
+    assert resumed.result.metrics == straight.result.metrics
+    names = ("references.jsonl", "references-bf16.jsonl")
+    files = [[(work.run.folder / name).read_text() for name in names] for work in (straight, resumed)]
+    assert files[0] == files[1]
+
+
 def test_losses_without_a_reference_compute_none(tmp_path: Path) -> None:
     work = Work(tmp_path / "run", loss=LOSSES["orpo"]).train()
     assert not (work.run.folder / "references.jsonl").exists()

@@ -352,6 +352,10 @@ class Kto(Finetune):
         cast(ReferenceModel, run.lm).keep_reference()
         prepare_references(run, self.objective.references, when=self.config.references)
 
+    def _after_training(self) -> None:
+        """Compare the finished model with references in its precision."""
+        self.objective.references.end_training()
+
     def probe(self, context: ProbeContext) -> TrainingProbe:
         """Return a probe as in fine-tuning, with the copy of the weights that the KL term of each step needs."""
         return with_copy(super().probe(context))

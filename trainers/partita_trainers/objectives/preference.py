@@ -140,6 +140,11 @@ class Preference(Finetune):
         if self.objective.references is not None:
             prepare_references(run, self.objective.references, when=self.config.references)
 
+    def _after_training(self) -> None:
+        """Compare the finished model with references in its precision."""
+        if self.objective.references is not None:
+            self.objective.references.end_training()
+
     def probe(self, context: ProbeContext) -> TrainingProbe:
         """Return a probe as in fine-tuning, with the copy of the weights that references in steps need."""
         in_step = is_in_step(self.config.references, streamed=context.streamed)

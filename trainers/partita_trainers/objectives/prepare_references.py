@@ -3,6 +3,10 @@
 `before`: the answers of all rows are computed once, before the first step, when the model itself is the reference; no
 second copy of the weights exists, and a resumed run reads them from the run directory. `in_step`: they are computed in
 each step, with a copy of the weights that training changes.
+
+With mixed precision, steps and the evaluations between them run under accelerate's casts, and the evaluations of the
+finished model do not. A log-probability is compared only with one in the same precision, because their differences are
+as large as rewards. `before` therefore computes the evaluated rows in both.
 """
 
 import logging
@@ -25,6 +29,7 @@ from partita_trainers.objectives.references import (
     KnownReferences,
     ReferenceModel,
     References,
+    file_of,
     read_references,
     write_references,
 )
@@ -84,6 +89,7 @@ def prepare_references(run: "FinetuneRun", references: References, *, when: When
         )
     references.in_step = is_in_step(when, streamed=rows is None)
     references.log_probs.clear()
+    references.after_training = None
     if not references.in_step:
         compute_before(run, references)
     else:
@@ -92,27 +98,52 @@ def prepare_references(run: "FinetuneRun", references: References, *, when: When
 
 
 def compute_before(run: "FinetuneRun", references: References) -> None:
-    """Read the references from the file of the run, compute those of further steps and splits, and write the file."""
-    group, path = run.process_group, run.run.folder / FILE
+    """Read the references from the files of the run, compute those of further steps and splits, and write the files."""
+    started, precision, computed = time.perf_counter(), run.engine.mixed_precision, 0
+    evaluated = evaluated_splits(run)
+    if precision != "no":
+        with run.engine.without_casts():
+            computed = complete_file(run, references, FILE, splits=evaluated)
+        references.after_training = references.log_probs
+        evaluated = [split for split in evaluated if split == "validation"]
+    computed += complete_file(run, references, file_of(precision), splits=evaluated, steps=steps_to_read(run))
+    if not computed:
+        return
+    seconds, rows = time.perf_counter() - started, len({*references.log_probs, *(references.after_training or ())})
+    logger.info("computed the log-probabilities of %s before training in %.1f s", counted(computed, "row"), seconds)
+    run.run.note(references={"rows": rows, "seconds": round(seconds, 3)})
+
+
+def complete_file(
+    run: "FinetuneRun", references: References, name: str, *, splits: Sequence[str], steps: int = 0
+) -> int:
+    """Read a file of the run, compute the rows that it lacks, and write it.
+
+    Args:
+        run: The run, with the weights before the first step.
+        references: Filled with the rows of the file.
+        name: Name of the file.
+        splits: Splits other than that of training whose rows it should have.
+        steps: Number of steps whose rows it should have.
+
+    Returns:
+        The number of rows that were computed.
+    """
+    group, path = run.process_group, run.run.folder / name
     known = group.run_on_rank_zero(lambda: read_references(path, answers=references.answers), "the references")
     references.log_probs = dict(known.log_probs)
-    steps, evaluated = known.steps, evaluated_splits(run)
-    has_steps = steps is None or steps >= steps_to_read(run)
-    if has_steps and known.splits.issuperset(evaluated):
-        return
-    started, rows_known = time.perf_counter(), len(references.log_probs)
+    has_steps, steps_known = known.steps is None or known.steps >= steps, known.steps
+    if has_steps and known.splits.issuperset(splits):
+        return 0
     with run.engine.summon_full_params():
         if not has_steps:
-            steps = compute_training_rows(run, references)
-        for split in evaluated:
+            steps_known = compute_training_rows(run, references)
+        for split in splits:
             run.context.evaluate(split, generated=False, max_rows=1, step=0)
     share(run, references)
-    known = KnownReferences(steps, known.splits.union(evaluated), references.log_probs)
-    group.run_on_rank_zero(lambda: write_references(path, known), "the references")
-    seconds, rows = time.perf_counter() - started, len(references.log_probs)
-    computed = counted(rows - rows_known, "row")
-    logger.info("computed the log-probabilities of %s before training in %.1f s", computed, seconds)
-    run.run.note(references={"rows": rows, "seconds": round(seconds, 3)})
+    whole = KnownReferences(steps_known, known.splits.union(splits), references.log_probs)
+    group.run_on_rank_zero(lambda: write_references(path, whole), "the references")
+    return len(whole.log_probs) - len(known.log_probs)
 
 
 def evaluated_splits(run: "FinetuneRun") -> list[str]:

@@ -23,7 +23,8 @@ from partita_trainers.device_copies import to_device
 from partita_trainers.objective import ObjectiveContext
 
 FILE = "references.jsonl"
-"""Name of the file in the run directory: a line about the steps and splits whose rows it has, and a line per row."""
+"""Name of the file in the run directory: a line about the steps and splits whose rows it has, and a line per row. The
+log-probabilities are those without the casts of mixed precision, as the finished model is evaluated."""
 
 
 class ReferenceModel(LanguageModel, Protocol):
@@ -73,6 +74,8 @@ class References:
     """Whether the weights may differ from those before the first step."""
     log_probs: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By the digest of the row, one for each answer."""
+    after_training: dict[str, tuple[float, ...]] | None = None
+    """Those of evaluated rows without the casts of mixed precision; None if training has no casts."""
     in_step_rows: dict[str, int] = field(default_factory=dict)
     """By the digest of a row of the present step, its index in `in_step_values`, if they are computed in each step."""
     in_step_values: torch.Tensor | None = None
@@ -87,6 +90,11 @@ class References:
         """
         known = KnownReferences() if run is None else read_references(run / FILE, answers=self.answers)
         self.log_probs, self.recorded = dict(known.log_probs), True
+
+    def end_training(self) -> None:
+        """Use log-probabilities without the casts of mixed precision from now on, as the model has none any more."""
+        if self.after_training is not None:
+            self.log_probs, self.after_training = self.after_training, None
 
     def knows(self, batch: Batch) -> bool:
         """Return whether the log-probabilities of all rows of a batch are known."""
@@ -220,6 +228,12 @@ def write_references(path: Path, known: KnownReferences) -> None:
         file.write(json.dumps(about).encode() + b"\n")
         for digest, values in sorted(known.log_probs.items()):
             file.write(json.dumps({"row": digest, "log_probs": values}).encode() + b"\n")
+
+
+def file_of(mixed_precision: str) -> str:
+    """Return the name of the file of log-probabilities in a precision: no, bf16 or fp16."""
+    path = Path(FILE)
+    return FILE if mixed_precision == "no" else f"{path.stem}-{mixed_precision}{path.suffix}"
 
 
 def read_references(path: Path, *, answers: int) -> KnownReferences:
