@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.runs.files import write_failure
 from partita.runs.locks import is_locked
 from partita.runs.sweep_record import Trial, TrialEvaluation, TrialResult, write_result
 from partita.sweeps.folder_lock import LOCK_SECONDS
@@ -99,8 +100,24 @@ def result_or_failure(order: TrialOrder) -> TrialResult:
     except (ResumeError, WriteError):
         raise
     except (Exception, SystemExit) as error:  # whatever ends a trial is its result
+        disk = disk_error(error, folder=order.run)
+        if disk is not None:
+            raise WriteError(f"files in {order.run} cannot be written: {disk.strerror}") from error
         traceback.print_exc()
         return TrialResult("failed", error=failure_text(error, run=order.run))
+
+
+def disk_error(error: BaseException, *, folder: Path) -> OSError | None:
+    """Return the error of writing to a folder, such as a full disk, that is an error or caused it; None without one.
+
+    Training raises the error of a callback, also of the one that records evaluations, as the cause of its own.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and write_failure(cause, folder=folder) is not None:
+            return cause
+        cause = cause.__cause__
+    return None
 
 
 def redirect_output(path: Path) -> None:

@@ -1,6 +1,8 @@
 """Tests of the errors of failed trials: what they say, and which advice they give."""
 
+import errno
 import math
+import os
 import pickle
 import re
 import sys
@@ -12,8 +14,8 @@ import pytest
 from partita import Sweep
 from partita.runs.sweep_record import TrialResult
 from partita.sweeps import trial
-from partita.sweeps.trial import FAILED, NOT_RESUMED, NOT_WRITTEN, TrialOrder, failure_text, result_of
-from partita_schema.errors import DataError, ResumeError, TrainingError, WriteError
+from partita.sweeps.trial import FAILED, NOT_RESUMED, NOT_WRITTEN, TrialOrder, disk_error, failure_text, result_of
+from partita_schema.errors import DataError, JobError, ResumeError, TrainingError, WriteError
 
 RUN = Path("sweeps/colours/trials/000-0")
 MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
@@ -33,6 +35,16 @@ class Ends:
         if self.how == "raise":
             raise ValueError("wrong")
 """
+FULL = """
+from pathlib import Path
+
+class Full:
+    def on_start(self, state):
+        if Path("full").exists():
+            file = state.run / ".evaluations.json.writing"
+            file.symlink_to(file.name)
+"""
+"""A callback that lets the first evaluation fail with an error of the disk, while there is a file `full`."""
 
 
 def caused_by(cause: Exception) -> TrainingError:
@@ -122,6 +134,47 @@ def test_an_error_after_a_trial_is_printed_by_its_process(
     )
     assert trial.execute(order) == status
     assert capsys.readouterr().err.endswith(f"{error}\n")
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "is_of_disk"),
+    [
+        (errno.ENOSPC, None, True),
+        (errno.EDQUOT, str(RUN / "evaluations.json"), True),
+        (errno.EACCES, "/elsewhere/rows.csv", False),
+        (errno.ENOENT, str(RUN / "evaluations.json"), False),
+    ],
+)
+def test_an_error_of_writing_to_the_run_is_told_from_other_errors_of_a_callback(
+    number: int, file: str | None, is_of_disk: bool
+) -> None:
+    cause = OSError(number, os.strerror(number), file)
+    assert disk_error(caused_by(cause), folder=RUN) is (cause if is_of_disk else None)
+    assert disk_error(caused_by(ValueError("wrong")), folder=RUN) is None
+
+
+@pytest.mark.long
+def test_a_trial_whose_evaluation_cannot_be_written_has_not_failed_and_continues(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "filling.py").write_text(FULL)
+    (tmp_path / "full").touch()
+    monkeypatch.chdir(tmp_path)
+    config = colours.config(
+        trainer={"epochs": 1, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False},
+        sweep={"sampler": "grid", "parameters": {"trainer.learning_rate": [0.01]}},
+    )
+    config["callbacks"] = [{"type": "custom", "target": "filling:Full"}]
+    with pytest.raises(JobError) as caught:
+        Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep")
+    (run,) = (tmp_path / "sweep" / "trials").iterdir()
+    assert str(caught.value) == f"the files of {run} cannot be written; see {run / 'trial.log'}, and run it again"
+    reason = f"WriteError: files in {run} cannot be written: {os.strerror(errno.ELOOP)}\n"
+    assert (run / "trial.log").read_text(encoding="utf8").endswith(reason)
+    (tmp_path / "full").unlink()
+    (trial,) = Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep").trials
+    assert trial.result is not None
+    assert (trial.result.state, len(trial.result.curve)) == ("done", 2)
 
 
 @pytest.mark.parametrize(
