@@ -11,7 +11,8 @@ from partita.data.sources.sources import open_rows
 from partita.runs.files import new_file
 from partita_schema.errors import DataError
 
-FILE = "dataset.pickle"
+FILE = ".sweep-rows.pickle"
+"""No file of a user has this name: it is replaced, and removed at the end."""
 PASSED = "passed in Python"
 """What sweep.json records instead of the rows, whose fingerprint is in the manifest of each run."""
 KINDS = (("pandas", "DataFrame"), ("datasets", "Dataset"), ("datasets", "DatasetDict"))

@@ -8,9 +8,10 @@ from typing import Any
 
 from partita.backends.arguments import count_of, path_of
 from partita.data.run_data import open_run_data
-from partita.report.sweep_page import write_sweep_page
+from partita.report.sweep_page import REPORT, write_sweep_page
 from partita.runs.files import writing
-from partita.runs.sweep_record import TRIALS
+from partita.runs.manifest import MANIFESTS
+from partita.runs.sweep_record import SWEEP, TRIALS
 from partita.runs.sweep_result import SweepResult
 from partita.runs.waiting import waiting
 from partita.sweeps.folder_lock import FolderLock, locked
@@ -23,7 +24,7 @@ from partita.sweeps.trial import LOG
 from partita.sweeps.workers import LocalWorkers, Workers, closing
 from partita_schema.common.text import counted
 from partita_schema.config import Config
-from partita_schema.errors import JobError, PartitaError
+from partita_schema.errors import JobError, PartitaError, ResumeError
 from partita_schema.layers import ConfigSource
 from partita_schema.load import load_config
 from partita_schema.sections.backend import RayBackendConfig
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 SWEEPS = Path("sweeps")
 """Default parent of the folders of sweeps."""
+TRIAL_NAMES = "[0-9][0-9][0-9]-*"
+"""Pattern of the names of run directories of trials."""
 INSTALL = "pip install 'partita[sweep]'"
 
 
@@ -74,7 +77,8 @@ class Sweep:
 
         Raises:
             PartitaError: Optuna is not installed.
-            ResumeError: The folder holds a sweep of another file, or of other rows or weights, or is in use.
+            ResumeError: The folder holds a sweep of another file, or of other rows or weights, or is in use; or it is
+                a run, or holds other files that a sweep would overwrite.
             DataError: The dataset cannot be read, or not by other processes.
             JobError: All trials failed, or the sweep cannot continue.
         """
@@ -83,6 +87,8 @@ class Sweep:
             raise PartitaError("the values of trials are chosen by Optuna, which is missing here; " + INSTALL)
         place = SWEEPS / self.name if folder is None else path_of("folder", folder)
         count = count_of("workers", workers)
+        with writing(place):
+            check_free(place)
         with writing(place), locked(place) as lock:
             progress = SweepRun(self.plan, place, dataset=named_dataset(dataset), quiet=self.quiet)
             progress.check_same()
@@ -107,6 +113,16 @@ class Sweep:
         if not self.quiet:
             logger.info("report: %s", page)
         return result
+
+
+def check_free(folder: Path) -> None:
+    """Raise ResumeError if a folder that is not of a sweep is a run, or holds files that a sweep would overwrite.
+
+    A sweep without its sweep.json, which may be removed if it is damaged, is recognized by its trials.
+    """
+    taken = [name for name in (*MANIFESTS, TRIALS, REPORT) if (folder / name).exists()]
+    if taken and not (folder / SWEEP).exists() and not any((folder / TRIALS).glob(TRIAL_NAMES)):
+        raise ResumeError(f"{folder} is not a sweep and holds {', '.join(taken)}; name another folder with --folder")
 
 
 def open_rows(plan: SweepPlan, dataset: Any) -> None:

@@ -69,6 +69,15 @@ def test_rows_passed_in_python_are_read_by_trials_as_they_are(tmp_path: Path, ki
         check(tmp_path, dataset=KINDS[kind]([*ROWS[:-1], {"text": "new", "label": "odd"}]))
 
 
+def test_rows_passed_in_python_replace_no_file_of_the_user(tmp_path: Path) -> None:
+    own = tmp_path / "dataset.pickle"
+    own.write_bytes(b"of the user")
+    with written_rows(ROWS, tmp_path) as path:
+        assert path is not None
+        assert path.name.startswith(".")
+    assert own.read_bytes() == b"of the user"
+
+
 @pytest.mark.parametrize("dataset", [None, "rows.csv", Path("rows.csv"), {"type": "csv", "path": "rows.csv"}])
 def test_the_name_of_a_dataset_is_sent_to_trials_as_it_is(tmp_path: Path, dataset: Any) -> None:
     check_passed(dataset)
@@ -152,7 +161,7 @@ def test_trials_with_rows_passed_in_python_are_the_runs_of_a_file_with_them(colo
     passed = Sweep(config, quiet=True).run(pd.DataFrame(rows), tmp_path / "frame")
     assert [passed.value_of(trial) for trial in passed.trials] == [named.value_of(trial) for trial in named.trials]
     assert json.loads((tmp_path / "frame" / "sweep.json").read_text())["settings"]["dataset"] == PASSED
-    assert not (tmp_path / "frame" / "dataset.pickle").exists()
+    assert not list((tmp_path / "frame").glob("*.pickle"))
     assert Sweep(config, quiet=True).run(pd.DataFrame(rows), tmp_path / "frame") == passed
     with pytest.raises(ResumeError, match="the training rows have changed since"):
         Sweep(config, quiet=True).run(pd.DataFrame(rows[1:]), tmp_path / "frame")

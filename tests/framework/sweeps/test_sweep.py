@@ -258,6 +258,35 @@ def test_a_folder_with_a_sweep_of_another_file_is_refused_with_what_differs(tmp_
     )
 
 
+@pytest.mark.parametrize(
+    ("files", "held"),
+    [
+        (["manifest.json", "report.html"], "manifest.json, report.html"),
+        (["partita.json"], "partita.json"),
+        (["report.html"], "report.html"),
+        (["trials/notes.txt"], "trials"),
+    ],
+)
+def test_a_folder_with_files_that_are_not_of_a_sweep_is_refused_and_nothing_is_written(
+    tmp_path: Path, files: list[str], held: str
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("of the user")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ResumeError) as caught:
+        Sweep(settings()).run([{"text": "a", "label": "b"}], folder=tmp_path)
+    assert str(caught.value) == f"{tmp_path} is not a sweep and holds {held}; name another folder with --folder"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_sweep_whose_damaged_description_was_removed_is_finished_from_its_trials(tmp_path: Path) -> None:
+    first = run(tmp_path, Formula(good), trials=2)
+    Sweep(settings(trials=2), quiet=True).run(folder=tmp_path)
+    (tmp_path / "sweep.json").unlink()
+    assert Sweep(settings(trials=2), quiet=True).run(folder=tmp_path) == first
+
+
 def test_the_same_settings_in_another_folder_are_another_file_unless_the_folder_was_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
