@@ -2,7 +2,8 @@
 
 Trial k is chosen from the results of trials 0 to k - n, where n is `max_concurrent_trials`; trials k - n + 1 to k - 1
 count as running. Nothing else enters, so the trials are the same for any number of workers up to n and after kills, and
-the only stored state is the result of each trial.
+the only stored state is the result of each trial. Parameters are taken in alphabetical order, so their order in the
+file has no effect.
 """
 
 import json
@@ -44,8 +45,8 @@ class Search:
         if self.sweep.sampler == "grid":
             return self.grid_values(number)
         study = self.study(earlier, self.known(number))
-        trial = study.ask(self.distributions())
-        return {key: self.decoded(key, value) for key, value in trial.params.items()}
+        chosen = study.ask(self.distributions()).params
+        return {key: self.decoded(key, chosen[key]) for key in self.sweep.parameters}
 
     def known(self, number: int) -> int:
         """Return how many trials must have ended before trial `number` is chosen or stopped early."""
@@ -57,9 +58,9 @@ class Search:
         return self.known(number) if uses_results else 0
 
     def grid_values(self, number: int) -> dict[str, Any]:
-        """Return a combination of the grid; the last parameter varies fastest."""
+        """Return a combination of the grid; the last parameter in alphabetical order varies fastest."""
         chosen: dict[str, Any] = {}
-        for key, space in reversed(self.sweep.parameters.items()):
+        for key, space in sorted(self.sweep.parameters.items(), reverse=True):
             values = values_of(space) or ()
             number, index = divmod(number, count_values(values))
             chosen[key] = values[index]
@@ -134,8 +135,8 @@ class Search:
         return TPESampler(seed=seed, n_startup_trials=min(MAX_STARTUP_TRIALS, startup), constant_liar=True)
 
     def distributions(self) -> "dict[str, BaseDistribution]":
-        """Return Optuna's distributions by parameter."""
-        return {key: self.distribution(space) for key, space in self.sweep.parameters.items()}
+        """Return Optuna's distributions by parameter, in alphabetical order, in which Optuna draws values."""
+        return {key: self.distribution(space) for key, space in sorted(self.sweep.parameters.items())}
 
     def distribution(self, space: object) -> "BaseDistribution":
         """Return Optuna's distribution of a parameter; values of a list are categories, as JSON."""
