@@ -31,7 +31,7 @@ FREE_KEYS = ("sweep.trials", "sweep.workers", "backend", "tracking")
 """Keys that may change when a sweep continues."""
 STARTS = 2
 """How often a trial is started whose process is killed."""
-IF_MEMORY = "if memory ran out, write a smaller batch_size"
+IF_MEMORY = "if memory ran out, write a smaller batch_size, with another --folder"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class SweepRun:
     @property
     def begun(self) -> bool:
         """Whether a trial has been started, in this or an earlier command."""
-        return (self.folder / TRIALS).is_dir()
+        return any((self.folder / TRIALS).glob("*"))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -122,12 +122,12 @@ class SweepRun:
         return {**self.plan.config.model_dump(mode="json"), "dataset": self.dataset, "folder": folder}
 
     def check_same(self) -> None:
-        """Raise ResumeError if the folder holds a sweep of another file.
+        """Raise ResumeError if the folder holds trials of another file.
 
         Relative paths of the same settings in another folder are other files, unless the folder was moved.
         """
         recorded = read_sweep(self.folder)
-        if recorded is None:
+        if recorded is None or not self.begun:
             return
         old, new = recorded["settings"], self.settings
         was_moved = not Path(old.get("folder", "")).is_dir()

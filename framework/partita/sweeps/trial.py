@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 FAILED, INTERRUPTED, NOT_WRITTEN, NOT_RESUMED = 1, 130, 74, 75
 """Exit statuses of a trial without a result: its process has failed or was interrupted, its files cannot be written,
 and it cannot be resumed."""
-MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
 LOG, EVALUATIONS = "trial.log", "evaluations.json"
 
 
@@ -132,12 +131,13 @@ def redirect_output(path: Path) -> None:
 def failure_text(error: BaseException, *, run: Path) -> str:
     """Return why a trial failed, in one or a few lines. Advice is that of a trial, whose failure is its result."""
     again = f"and remove {run} to run the trial again"
+    memory = f"memory ran out; write fewer workers, {again}, or a smaller batch_size, with another --folder"
     if isinstance(error, MemoryError):
-        return MEMORY
+        return memory
     if isinstance(error, SystemExit):
         return f"its code called {exit_call(error)}; remove that call, {again}"
     if isinstance(error, TrainingError) and isinstance(error.__cause__, MemoryError):
-        return f"{error.reason}: {MEMORY}"
+        return f"{error.reason}: {memory}"
     if isinstance(error, TrainingError) and error.advice:
         return f"{error.reason}; fix it, {again}"
     return str(error) if isinstance(error, PartitaError) else describe_error(error)

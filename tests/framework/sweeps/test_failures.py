@@ -18,8 +18,8 @@ from partita.sweeps.trial import FAILED, NOT_RESUMED, NOT_WRITTEN, TrialOrder, d
 from partita_schema.errors import DataError, JobError, ResumeError, TrainingError, WriteError
 
 RUN = Path("sweeps/colours/trials/000-0")
-MEMORY = "memory ran out; write a smaller batch_size, or fewer workers"
 AGAIN = f"and remove {RUN} to run the trial again"
+MEMORY = f"memory ran out; write fewer workers, {AGAIN}, or a smaller batch_size, with another --folder"
 CALLBACK = """
 import sys
 
@@ -93,7 +93,8 @@ def test_trials_whose_callbacks_fail_or_exit_have_failed_and_do_not_end_the_swee
     again = [f"and remove {re.escape(str(result.run_of(trial)))} to run the trial again" for trial in result.trials]
     assert errors[0] is None
     assert re.fullmatch(rf"{failed}\d+\): ValueError: wrong; fix it, {again[1]}", errors[1] or "")
-    assert re.fullmatch(rf"{failed}\d+\): MemoryError: {MEMORY}", errors[2] or "")
+    memory = f"memory ran out; write fewer workers, {again[2]}, or a smaller batch_size, with another --folder"
+    assert re.fullmatch(rf"{failed}\d+\): MemoryError: {memory}", errors[2] or "")
     called = r"the callback Ends called sys\.exit\(3\) in on_step at step 1 \(ending\.py, line 12\)"
     assert re.fullmatch(rf"{called}; fix it, {again[3]}", errors[3] or "")
 

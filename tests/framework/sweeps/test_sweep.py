@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from partita.sweeps.workers import TrialEnd, gpus
 from partita_schema.errors import ConfigError, DataError, JobError, ResumeError
 from partita_schema.load import load_config
 
+IF_MEMORY = "if memory ran out, write a smaller batch_size, with another --folder"
 Outcome = TrialResult | int | TrialEnd
 """A result, or the exit status of a process without one, or the whole message of a worker."""
 
@@ -146,7 +148,7 @@ def test_a_failed_trial_is_recorded_with_its_error_and_ends_nothing(tmp_path: Pa
 @pytest.mark.parametrize(
     ("status", "expected"),
     [
-        (-9, "was ended by SIGKILL in each of 2 starts; if memory ran out, write a smaller batch_size"),
+        (-9, f"was ended by SIGKILL in each of 2 starts; {IF_MEMORY}"),
         (-11, "was ended by SIGSEGV in each of 2 starts; see the end of {log}"),
         (1, "ended with status 1 in each of 2 starts; see the end of {log}"),
     ],
@@ -182,7 +184,7 @@ def test_a_trial_whose_worker_is_lost_continues_as_often_as_the_file_allows(
 
     result = run(tmp_path, Formula(outcome), backend={"type": "ray", "max_failures": 2})
     assert lost == [2, 2, 5, 5, 5]
-    error = "its worker was lost 3 times (backend.max_failures: 2); if memory ran out, write a smaller batch_size"
+    error = f"its worker was lost 3 times (backend.max_failures: 2); {IF_MEMORY}"
     errors = [trial.result.error for trial in result.trials if trial.result is not None]
     assert [(number, text) for number, text in enumerate(errors) if text] == [(5, error)]
     message = "worker 1 (process 7 on node-2) is gone; trial 2 continues on another one (2 of 2 times)"
@@ -285,6 +287,21 @@ def test_a_sweep_whose_damaged_description_was_removed_is_finished_from_its_tria
     Sweep(settings(trials=2), quiet=True).run(folder=tmp_path)
     (tmp_path / "sweep.json").unlink()
     assert Sweep(settings(trials=2), quiet=True).run(folder=tmp_path) == first
+
+
+def test_a_corrected_file_runs_the_trials_again_once_they_are_removed(tmp_path: Path) -> None:
+    run(tmp_path, Formula(lambda _: TrialResult("failed", error="no memory")), trials=2)
+    with pytest.raises(ResumeError, match="holds a sweep of another file"):
+        run(tmp_path, Formula(good), trials=2, sampler="random")
+    shutil.rmtree(tmp_path / "trials")
+    assert len(run(tmp_path, Formula(good), trials=2, sampler="random").ranked) == 2
+    assert json.loads((tmp_path / "sweep.json").read_text())["settings"]["sweep"]["sampler"] == "random"
+
+
+def test_a_sweep_that_ended_before_its_first_trial_began_may_continue_with_another_file(tmp_path: Path) -> None:
+    SweepRun(SweepPlan.of(load_config(settings())), tmp_path, quiet=True).save()
+    (tmp_path / "trials").mkdir()
+    assert len(run(tmp_path, Formula(good), trials=2, sampler="random").ranked) == 2
 
 
 def test_the_same_settings_in_another_folder_are_another_file_unless_the_folder_was_moved(
