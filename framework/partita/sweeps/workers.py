@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from partita.runs.sweep_record import TrialResult
 from partita.sweeps.trial import TrialOrder
-from partita_schema.errors import JobError
+from partita_schema.errors import JobError, PartitaError
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ W = TypeVar("W", bound=Workers)
 
 @contextmanager
 def closing(workers: W) -> Iterator[W]:
-    """End all processes on exit. Trials of an interrupted command save their progress first."""
+    """End all processes on exit. If the command is interrupted or cannot continue, trials save their progress first."""
     try:
         yield workers
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, PartitaError, OSError):
         workers.interrupt()
         raise
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from partita import Sweep
+from partita.runs.manifest import read_manifest
 from partita.runs.sweep_record import TrialResult
 from partita.sweeps import trial
 from partita.sweeps.trial import FAILED, NOT_RESUMED, NOT_WRITTEN, TrialOrder, disk_error, failure_text, result_of
@@ -36,15 +37,25 @@ class Ends:
             raise ValueError("wrong")
 """
 FULL = """
+import time
 from pathlib import Path
 
 class Full:
+    def __init__(self, after=""):
+        self.after = after
+
     def on_start(self, state):
-        if Path("full").exists():
-            file = state.run / ".evaluations.json.writing"
-            file.symlink_to(file.name)
+        if not self.after or not Path("full").exists():
+            return
+        while not any(file.read_bytes() for file in state.run.parent.glob(self.after)):
+            time.sleep(0.01)
+        file = state.run / ".evaluations.json.writing"
+        file.symlink_to(file.name)
 """
-"""A callback that lets the first evaluation fail with an error of the disk, while there is a file `full`."""
+"""A callback that lets the first evaluation fail with an error of the disk, while there is a file `full`.
+
+`after` is a pattern of files of trials, one of which is written before; without it, nothing fails.
+"""
 
 
 def caused_by(cause: Exception) -> TrainingError:
@@ -165,7 +176,7 @@ def test_a_trial_whose_evaluation_cannot_be_written_has_not_failed_and_continues
         trainer={"epochs": 1, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False},
         sweep={"sampler": "grid", "parameters": {"trainer.learning_rate": [0.01]}},
     )
-    config["callbacks"] = [{"type": "custom", "target": "filling:Full"}]
+    config["callbacks"] = [{"type": "custom", "target": "filling:Full", "options": {"after": "*/manifest.json"}}]
     with pytest.raises(JobError) as caught:
         Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep")
     (run,) = (tmp_path / "sweep" / "trials").iterdir()
@@ -176,6 +187,25 @@ def test_a_trial_whose_evaluation_cannot_be_written_has_not_failed_and_continues
     (trial,) = Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep").trials
     assert trial.result is not None
     assert (trial.result.state, len(trial.result.curve)) == ("done", 2)
+
+
+@pytest.mark.long
+def test_a_trial_that_cannot_be_written_lets_the_others_save_their_progress(
+    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "filling.py").write_text(FULL)
+    (tmp_path / "full").touch()
+    monkeypatch.chdir(tmp_path)
+    config = colours.config(
+        trainer={"epochs": 10_000, "steps_per_checkpoint": 100_000, "evaluate_generated": False},
+        sweep={"sampler": "grid", "parameters": {"callbacks.0.options.after": ["", "000-*/log.jsonl"]}, "workers": 2},
+    )
+    config["callbacks"] = [{"type": "custom", "target": "filling:Full", "options": {"after": ""}}]
+    with pytest.raises(JobError, match=r"the files of .*/trials/001-[0-9a-f]{8} cannot be written; see "):
+        Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep")
+    (other,) = (tmp_path / "sweep" / "trials").glob("000-*")
+    assert read_manifest(other)["status"] == "interrupted"
+    assert list(other.glob("checkpoints/step-*"))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Tests of a sweep: which trials run, in which order, and what is kept. Workers compute a formula."""
 
+import errno
 import json
 import random
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from partita.runs.sweep_result import SweepResult
 from partita.sweeps.sweep import Sweep
 from partita.sweeps.sweep_run import SweepPlan, SweepRun
 from partita.sweeps.trial import NOT_RESUMED, TrialOrder
-from partita.sweeps.workers import TrialEnd, gpus
-from partita_schema.errors import ConfigError, DataError, JobError, ResumeError
+from partita.sweeps.workers import TrialEnd, closing, gpus
+from partita_schema.errors import ConfigError, DataError, JobError, ResumeError, WriteError
 from partita_schema.load import load_config
 
 IF_MEMORY = "if memory ran out, write a smaller batch_size, with another --folder"
@@ -36,6 +38,7 @@ class Formula:
         self.running: list[TrialOrder] = []
         self.started: list[int] = []
         self.most = 0
+        self.interrupted = self.closed = False
 
     def start(self, order: TrialOrder) -> None:
         self.running.append(order)
@@ -55,9 +58,12 @@ class Formula:
         write_result(order.run, outcome)
         return TrialEnd(order.number, 0)
 
-    def interrupt(self) -> None: ...
+    def interrupt(self) -> None:
+        assert not self.closed
+        self.interrupted = True
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 class KilledError(Exception):
@@ -204,6 +210,26 @@ def test_a_trial_that_cannot_be_resumed_ends_the_sweep_and_has_no_result(tmp_pat
         f"trial 1 cannot be resumed; see the end of {folder / 'trial.log'}, and undo the change, or remove {folder} to "
         "run the trial from its first step"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "is_interrupted"),
+    [
+        (JobError("trial 1 cannot be resumed"), True),
+        (WriteError("the files of trials/001 cannot be written"), True),
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (KeyboardInterrupt(), True),
+        (None, False),
+    ],
+)
+def test_trials_save_their_progress_when_the_sweep_cannot_continue(
+    error: BaseException | None, is_interrupted: bool
+) -> None:
+    pool = Formula(good)
+    with suppress(type(error or KilledError())), closing(pool):
+        if error is not None:
+            raise error
+    assert (pool.interrupted, pool.closed) == (is_interrupted, True)
 
 
 def test_values_that_break_a_rule_together_are_a_failed_trial(tmp_path: Path) -> None:
