@@ -133,7 +133,3 @@ def main(arguments: Sequence[str]) -> None:
     end_with_parent()
     load(LIBRARIES)
     TrialServer(Connection(int(arguments[0]))).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,5 +1,6 @@
 """Placement of trials: the protocol, and processes on this machine."""
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,14 @@ from typing import Protocol, TypeVar
 from partita.runs.sweep_record import TrialResult
 from partita.sweeps.trial import TrialOrder
 from partita_schema.errors import JobError, PartitaError
+
+SERVER = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from partita.sweeps.trial_server import main
+main(sys.argv[1:])
+"""
+"""Program of the process that starts trials. It uses the module search path of this process."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +88,9 @@ class LocalWorkers:
         """
         self.count = count
         ours, theirs = socket.socketpair()
+        path = json.dumps([str(Path(entry).absolute()) for entry in sys.path])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "partita.sweeps.trial_server", str(theirs.fileno())],
+            [sys.executable, "-P", "-c", SERVER, str(theirs.fileno()), path],
             pass_fds=[theirs.fileno(), lock],
             start_new_session=True,  # Ctrl-C in a terminal is for this process, which passes it on
         )
