@@ -62,7 +62,7 @@ def report_unless_reported(result: TrainResult, run: RunDirectory) -> None:
 def last_reported(run: RunDirectory, split: str) -> Metrics:
     """Return the metrics that were reported last for a split, since the run was finished before if it was; else {}."""
     evaluations = run.manifest.get("evaluations", [])[run.manifest.get("earlier_evaluations", 0) :]
-    record = next((one for one in reversed(evaluations) if one["split"] == split), {})
+    record: Metrics = next((one for one in reversed(evaluations) if one["split"] == split), {})
     return {name: value for name, value in record.items() if name not in ("step", "split")}
 
 
