@@ -16,6 +16,25 @@ backend: {type: torchrun, processes: 1, nodes: 2, address: "localhost:PORT", tim
 
 
 @pytest.mark.long
+def test_files_in_the_current_folder_do_not_hide_modules_from_ranks(tmp_path: Path) -> None:
+    two = CONFIG.replace('processes: 1, nodes: 2, address: "localhost:PORT", timeout_seconds: 2', "processes: 2")
+    (tmp_path / "run.yaml").write_text(two + "generation: {max_new_tokens: 2}\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    for name in ("random", "queue", "datasets"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the user')\n")
+    words = ["predict", "run.yaml", "--dataset", "rows.jsonl", "--output", "out.jsonl"]
+    ended = subprocess.run(
+        [Path(sys.executable).parent / "partita", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.long
 def test_a_machine_says_what_it_waits_for_and_how_to_use_it_alone(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

@@ -99,7 +99,8 @@ def launch(config: Config, arguments: Sequence[str]) -> int:
     else:
         os.environ["OMP_NUM_THREADS"] = str(max(1, available_cores() // settings.nproc_per_node))
     try:
-        elastic_launch(settings, sys.executable)("-m", "partita", *arguments)
+        # -P: the current folder is not searched, as by this command; it may have a random.py.
+        elastic_launch(settings, sys.executable)("-P", "-m", "partita", *arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
