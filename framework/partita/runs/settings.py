@@ -106,7 +106,14 @@ def asks_for_more(old: Mapping[str, Any], new: Mapping[str, Any], *, stopped_ear
 
 
 def needs_more(key: str, before: Any, after: Any, *, stopped_early: bool) -> bool:
-    """Return whether a finished run is trained or evaluated further because a value has changed."""
+    """Return whether a finished run is trained or evaluated further because a value has changed.
+
+    Args:
+        key: The key of the value.
+        before: The value that the run was trained with.
+        after: The value now.
+        stopped_early: Whether the run ended before its last step.
+    """
     if key in ("trainer.evaluate_test", "trainer.evaluate_base"):
         return after is not False
     if key == "trainer.early_stop":

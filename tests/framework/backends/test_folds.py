@@ -189,7 +189,7 @@ class Measures:
         pass
 
     def train(self, context):
-        metrics = {"validation": context.evaluate("validation", False, None)}
+        metrics = {"validation": context.evaluate("validation", generated=False)}
         return TrainResult(run=context.run.folder, metrics=metrics, steps=1)
 """
 
