@@ -145,13 +145,13 @@ class HuggingFaceModel(TrainedModel, TextModel):
         From then on, `loss` with gradients computes the last layer for the tokens that predict a label only, if the
         model supports it.
         """
-        assert self.is_causal, "or it raises"
+        _ = self.is_causal  # the first access checks it, and may raise
         if self.loss_token_layer is None:
             self.loss_token_layer = find_loss_token_layer(self)
 
     def check_packing(self) -> None:
         """Raise ModelError if packed rows attend to each other."""
-        isolation = self.isolation  # raises if there is none
+        isolation = self.isolation  # the first access checks it, and may raise
         logger.debug("packed rows are kept apart by %s", isolation)
 
     # Inference

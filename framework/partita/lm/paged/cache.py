@@ -110,7 +110,7 @@ class PagedKVCache(PreallocatedCache):
         """Copy blocks, all in one operation for each tensor."""
         if not copies:
             return
-        pairs = index_tensor(copies, device=device)
+        pairs = tensor_on_device(copies, device=device)
         for held in self.held:
             held.index_copy_(0, pairs[:, 1], held.index_select(0, pairs[:, 0]))
 
@@ -118,7 +118,7 @@ class PagedKVCache(PreallocatedCache):
         """Zero blocks, which removes NaN."""
         if not blocks:
             return
-        indices = index_tensor(blocks, device=device)
+        indices = tensor_on_device(blocks, device=device)
         for held in self.held:
             held.index_fill_(0, indices, 0)
 
@@ -126,9 +126,9 @@ class PagedKVCache(PreallocatedCache):
 def table_of(rows: Sequence[Sequence[int]], *, width: int, device: torch.device) -> torch.Tensor:
     """Return the block table of rows [N, M], int32."""
     padded = [[*blocks, *[EMPTY] * (width - len(blocks))] for blocks in rows]
-    return index_tensor(padded, device=device, dtype=torch.int32)
+    return tensor_on_device(padded, device=device, dtype=torch.int32)
 
 
-def index_tensor(values: Sequence[Any], *, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
-    """Return integers as a tensor on a device. The host does not wait for the device."""
+def tensor_on_device(values: Sequence[Any], *, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    """Return numbers as a tensor on a device. The host does not wait for the device."""
     return to_device(torch.tensor(values, dtype=dtype), device)

@@ -11,7 +11,7 @@ import torch
 
 from partita.lm.loaded_model import TextModel
 from partita.lm.paged.attention import PagedAttention, attending
-from partita.lm.paged.cache import PagedKVCache, PagedPass, index_tensor, table_of
+from partita.lm.paged.cache import PagedKVCache, PagedPass, table_of, tensor_on_device
 
 
 class PromptPart(NamedTuple):
@@ -52,13 +52,13 @@ def prefill(
     ids = [token for part in parts for token in part.ids]
     positions = [position for _, position in cells]
     written = [part.blocks[position // size] * size + position % size for part, position in cells]
-    given_3T = index_tensor([ids, positions, written], device=device)
+    given_3T = tensor_on_device([ids, positions, written], device=device)
     starts = [0, *accumulate(len(part.ids) for part in parts)]
-    ends_N = index_tensor([end - 1 for end in starts[1:]], device=device)
+    ends_N = tensor_on_device([end - 1 for end in starts[1:]], device=device)
     now = PagedPass(
         table_of([part.blocks for part in parts], width=width, device=device),
-        index_tensor([part.length for part in parts], device=device, dtype=torch.int32),
-        index_tensor(starts, device=device, dtype=torch.int32),
+        tensor_on_device([part.length for part in parts], device=device, dtype=torch.int32),
+        tensor_on_device(starts, device=device, dtype=torch.int32),
         given_3T[2],
         [(len(part.ids), part.length) for part in parts],
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from partita.lm.paged.blocks import EMPTY, SCRAP
-from partita.lm.paged.cache import index_tensor, table_of
+from partita.lm.paged.cache import table_of, tensor_on_device
 
 
 class RowState(NamedTuple):
@@ -106,7 +106,7 @@ def start_rows(state: RowState, rows: Sequence[NewRow]) -> torch.Tensor:
     """Write the state of rows after their prompts, before their first tokens; return their indices [N]."""
     device, draws = state.ids.device, state.uniforms.shape[1]
     # One copy to the device for all numbers.
-    numbers_N4 = index_tensor([[row.index, row.length, 1, row.least] for row in rows], device=device)
+    numbers_N4 = tensor_on_device([[row.index, row.length, 1, row.least] for row in rows], device=device)
     indices_N, lengths_N, ones_N, least_N = numbers_N4.unbind(1)
     state.positions.index_copy_(0, indices_N, lengths_N)
     state.advances.index_copy_(0, indices_N, ones_N)
@@ -116,10 +116,10 @@ def start_rows(state: RowState, rows: Sequence[NewRow]) -> torch.Tensor:
     state.tables.index_copy_(0, indices_N, tables_NM)
     if draws:
         padded = [[*row.uniforms, *[0.0] * (draws - len(row.uniforms))] for row in rows]
-        state.uniforms.index_copy_(0, indices_N, index_tensor(padded, device=device, dtype=torch.float32))
+        state.uniforms.index_copy_(0, indices_N, tensor_on_device(padded, device=device, dtype=torch.float32))
     if state.seen.shape[1]:
         pairs = [(row.index, token) for row in rows for token in row.ids]
-        pairs_T2 = index_tensor(pairs, device=device)
+        pairs_T2 = tensor_on_device(pairs, device=device)
         state.seen.index_fill_(0, indices_N, False)
         state.seen.index_put_((pairs_T2[:, 0], pairs_T2[:, 1]), torch.ones_like(pairs_T2[:, 0], dtype=torch.bool))
     return indices_N
@@ -129,7 +129,7 @@ def stop_rows(state: RowState, indices: Sequence[int]) -> None:
     """Make indices those without a row."""
     if not indices:
         return
-    indices_N = index_tensor(indices, device=state.ids.device)
+    indices_N = tensor_on_device(indices, device=state.ids.device)
     for held in (state.ids, state.positions, state.advances, state.drawn):
         held.index_fill_(0, indices_N, 0)
     state.tables.index_fill_(0, indices_N, EMPTY)
@@ -138,7 +138,7 @@ def stop_rows(state: RowState, indices: Sequence[int]) -> None:
 
 def move_rows(state: RowState, moves: Sequence[tuple[int, int]]) -> None:
     """Move rows to other indices, given as pairs of source and target."""
-    pairs_N2 = index_tensor(moves, device=state.ids.device)
+    pairs_N2 = tensor_on_device(moves, device=state.ids.device)
     for held in state:
         held.index_copy_(0, pairs_N2[:, 1], held.index_select(0, pairs_N2[:, 0]))
     stop_rows(state, [source for source, _ in moves])

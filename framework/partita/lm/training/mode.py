@@ -25,7 +25,7 @@ class ModeSwitch:
 
 
 def does_more(part: torch.nn.Module) -> bool:
-    """Return whether a part has a `train` of its own, which has to be called."""
+    """Return whether the class of a part overrides `train`, so that it must be called."""
     if isinstance(part, PreTrainedModel):
         return type(part).train is not PreTrainedModel.train or bool(part.use_kernels)
     return type(part).train is not torch.nn.Module.train or "training" not in part.__dict__
