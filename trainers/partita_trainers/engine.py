@@ -116,7 +116,7 @@ class TrainEngine:
 
     @property
     def mixed_precision(self) -> str:
-        """The precision of accelerate's casts: bf16 or fp16, or no without any."""
+        """The precision of accelerate's autocast: bf16 or fp16, or no without it."""
         return str(self.accelerator.mixed_precision)
 
     @property
@@ -227,18 +227,18 @@ class TrainEngine:
         return full_params(self.shards)
 
     @contextmanager
-    def without_casts(self) -> Iterator[None]:
-        """Restore the module without accelerate's casts inside the context, as `release` does for good."""
+    def without_autocast(self) -> Iterator[None]:
+        """Compute without accelerate's autocast in this context; `release` removes it for good."""
         own = vars(self.lm.module)
         prepared = {name: own[name] for name in PREPARED if name in own}
-        self.remove_casts()
+        self.remove_autocast()
         try:
             yield
         finally:
             own.update(prepared)
 
-    def remove_casts(self) -> None:
-        """Restore the module without accelerate's casts."""
+    def remove_autocast(self) -> None:
+        """Restore the module as it was before accelerate wrapped its `forward` in autocast."""
         own = vars(self.lm.module)
         for name in PREPARED:
             own.pop(name, None)
@@ -253,12 +253,12 @@ class TrainEngine:
             return [full_state(state, keep=self.process_group.rank == 0) for state in states]
 
     def release(self, *, failed: bool = False) -> None:
-        """Restore the module without accelerate's casts, and free the memory of the optimizers.
+        """Restore the module without accelerate's autocast, and free the memory of the optimizers.
 
         Under FSDP all ranks call this, and the module is unsharded afterwards. That is skipped if the run has `failed`:
         other ranks may be gone, and the module is not used any more.
         """
-        self.remove_casts()
+        self.remove_autocast()
         self.module, self.trained = self.lm.module, ()
         if self.optimizers:
             self.optimizers.clear()

@@ -91,7 +91,7 @@ class Finetune:
         """Do nothing. Objectives are prepared here: the weights are those before the first step, also in a resume."""
 
     def _after_training(self) -> None:
-        """Do nothing. Called before the final evaluation, when the module has no casts of mixed precision any more."""
+        """Do nothing. Called before the final evaluation, which has no autocast."""
 
     def probe(self, context: ProbeContext) -> TrainingProbe:
         """Return a probe that takes the steps of `train` on the longest rows."""
@@ -390,14 +390,14 @@ class FinetuneRun:
         remove_checkpoints(self.run.checkpoints, keep=newest | ({best} if best is not None else set()))
 
     def end_training(self) -> int:
-        """Restore the best weights, and the module without casts of mixed precision; return the step of the weights."""
+        """Restore the best weights, remove the autocast of mixed precision, and return the step of the weights."""
         best, weights = self.best_evaluation.best_step, self.step
         if self.config.restore_best and best is not None and best != self.step:
             self.process_group.run_on_rank_zero(lambda: self.check_best(best), "the best checkpoint")
             self.restore_checkpoint(best)
             weights = best
         keep_evaluation_weights(self.engine.raw_optimizers)
-        # Without accelerate's casts: the model that is saved and scored computes what a loaded one computes.
+        # Without accelerate's autocast: the model that is saved and scored computes what a loaded one computes.
         self.engine.release()
         return weights
 

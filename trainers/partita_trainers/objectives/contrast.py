@@ -35,8 +35,8 @@ class Contrast:
     losses_A: torch.Tensor
     """Loss of each anchor in nats."""
     ranks_A: torch.Tensor
-    """Rank of each positive among the texts of the candidates, from 1: all texts that are not less similar come before
-    it. A text that several candidates have counts once."""
+    """Rank of each positive among the texts of the candidates, from 1. Texts that are as similar come before it, and a
+    text that several candidates have counts once."""
     gradients: tuple[torch.Tensor, torch.Tensor] | None
     """Gradients with respect to anchors and candidates."""
 
@@ -66,7 +66,7 @@ def contrast(embeddings: Embeddings, *, temperature: float, gradients: bool = Tr
         similarities_AC.masked_fill_(same_AC, -torch.inf)
         losses.append(functional.cross_entropy(similarities_AC, positives_A, reduction="none"))
         own_A1 = similarities_AC.gather(1, positives_A[:, None])
-        # NaN of a diverged model is not less.
+        # Not >=: with NaN, of a diverged model, all texts come before the positive.
         ranks.append(1 + (~(similarities_AC < own_A1) & is_other_AC & is_first_C).sum(1))
         if not gradients:
             continue

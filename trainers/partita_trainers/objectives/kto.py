@@ -258,15 +258,15 @@ def mismatched(row: LabelledRow, other: LabelledRow, *, longest: int) -> Labelle
 
 
 def has_mismatched(rows: Sequence[LabelledRow]) -> bool:
-    """Return whether not all rows of a step are copies of one."""
+    """Return whether a step has two different rows."""
     return any(row.ids != rows[0].ids for row in rows)
 
 
 def partners_of(rows: Sequence[LabelledRow]) -> dict[LabelledRow, LabelledRow]:
-    """Return for each row of a step the nearest one before it, cyclically, that is no copy of it.
+    """Return for each row of a step the nearest different row before it; the last row comes before the first.
 
     Args:
-        rows: All rows of the step, in order; not all of them are copies of one.
+        rows: All rows of the step, in order; at least two differ.
     """
     start = next(index for index, row in enumerate(rows) if row.ids != rows[index - 1].ids)
     partners, partner = dict[LabelledRow, LabelledRow](), rows[start - 1]
@@ -281,7 +281,7 @@ def mismatched_batches(rows: Sequence[LabelledRow], batches: Iterable[Batch]) ->
     """Return each row of the batches, in order, with the answer of the row before it in a step; see `partners_of`.
 
     Args:
-        rows: All rows of the step, in order; not all of them are copies of one.
+        rows: All rows of the step, in order; at least two differ.
         batches: Some of them. Each becomes one or more batches of at most as many tokens with padding, or of one row.
     """
     partners, longest = partners_of(rows), max(len(row.ids) for row in rows)

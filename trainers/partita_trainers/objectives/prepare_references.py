@@ -4,9 +4,9 @@
 second copy of the weights exists, and a resumed run reads them from the run directory. `in_step`: they are computed in
 each step, with a copy of the weights that training changes.
 
-With mixed precision, steps and the evaluations between them run under accelerate's casts, and the evaluations of the
-finished model do not. A log-probability is compared only with one in the same precision, because their differences are
-as large as rewards. `before` therefore computes the evaluated rows in both.
+With mixed precision, training steps and the evaluations between them run under autocast, and the final evaluation does
+not. Log-probabilities with and without autocast differ by as much as rewards, so that only those of the same kind are
+compared. `before` therefore computes the evaluated rows both ways.
 """
 
 import logging
@@ -102,7 +102,7 @@ def compute_before(run: "FinetuneRun", references: References) -> None:
     started, precision, computed = time.perf_counter(), run.engine.mixed_precision, 0
     evaluated = evaluated_splits(run)
     if precision != "no":
-        with run.engine.without_casts():
+        with run.engine.without_autocast():
             computed = complete_file(run, references, FILE, splits=evaluated)
         references.after_training = references.log_probs
         evaluated = [split for split in evaluated if split == "validation"]

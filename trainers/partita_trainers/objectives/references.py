@@ -24,7 +24,7 @@ from partita_trainers.objective import ObjectiveContext
 
 FILE = "references.jsonl"
 """Name of the file in the run directory: a line about the steps and splits whose rows it has, and a line per row. The
-log-probabilities are those without the casts of mixed precision, as the finished model is evaluated."""
+log-probabilities are those without autocast, as in the evaluation of the finished model."""
 
 
 class ReferenceModel(LanguageModel, Protocol):
@@ -75,7 +75,7 @@ class References:
     log_probs: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """By the digest of the row, one for each answer."""
     after_training: dict[str, tuple[float, ...]] | None = None
-    """Those of evaluated rows without the casts of mixed precision; None if training has no casts."""
+    """Those of evaluated rows without autocast; None if training has no autocast."""
     in_step_rows: dict[str, int] = field(default_factory=dict)
     """By the digest of a row of the present step, its index in `in_step_values`, if they are computed in each step."""
     in_step_values: torch.Tensor | None = None
@@ -92,7 +92,7 @@ class References:
         self.log_probs, self.recorded = dict(known.log_probs), True
 
     def end_training(self) -> None:
-        """Use log-probabilities without the casts of mixed precision from now on, as the model has none any more."""
+        """Use the log-probabilities without autocast from now on."""
         if self.after_training is not None:
             self.log_probs, self.after_training = self.after_training, None
 
