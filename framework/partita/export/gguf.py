@@ -36,7 +36,7 @@ def complete_config(folder: Path) -> None:
 class GgufExporter(Exporter):
     """Writes a GGUF file with the converter of llama.cpp."""
 
-    overridable_template = False  # llama.cpp passes enable_thinking: true unless it is told otherwise
+    overridable_template = False  # llama.cpp sets enable_thinking to true by default, which would override the run
     has_vocabulary = False
     """Whether the base model has the file of a SentencePiece vocabulary."""
 

@@ -26,9 +26,9 @@ A model for ollama, exported by partita. Create it in this folder, and ask it:
 """
 CHAT = "The Modelfile has the chat template of the model as TEMPLATE."
 USER_MESSAGE = CHAT + " Write messages as in training, such as:\n\n{example}"
-SETTINGS = "the Modelfile cannot say {}"
-SAID = {"do_sample", "num_beams", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
-"""Settings of a run that a Modelfile can say, or that the next line covers."""
+WITHOUT_PARAMETER = "a Modelfile has no parameter for {}"
+WITH_PARAMETER = {"do_sample", "num_beams", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+"""Settings of a run with a parameter of a Modelfile; num_beams: 1 needs none."""
 NO_TEMPLATE = (
     "The chat template does not write messages one after another, so the Modelfile has no TEMPLATE. ollama chooses one "
     "from the GGUF file: compare what `ollama show --template` prints with the chat template."
@@ -52,11 +52,13 @@ class OllamaExporter(GgufExporter):
             self.notes.append(NO_TEMPLATE)
         arguments, beams = self.pipeline.generation.arguments, self.pipeline.generation.beams
         missing = {
-            key: value for key, value in arguments.items() if key not in SAID or (key == "num_beams" and beams > 1)
+            key: value
+            for key, value in arguments.items()
+            if key not in WITH_PARAMETER or (key == "num_beams" and beams > 1)
         }
         if missing:
-            said = ", ".join(f"generation.{key}: {json.dumps(value)}" for key, value in missing.items())
-            self.notes.append(SETTINGS.format(said))
+            named = ", ".join(f"generation.{key}: {json.dumps(value)}" for key, value in missing.items())
+            self.notes.append(WITHOUT_PARAMETER.format(named))
 
     @property
     def uses_chat(self) -> bool:

@@ -33,8 +33,8 @@ DIALOGUES: tuple[Messages, ...] = (
 SET = "the chat template sets {}, as the run did{}"
 UNLESS = "; programs may pass other values as chat_template_kwargs"
 OTHER_PROMPTS = (
-    "the chat template renders other prompts than those of the run: they end {!r}, and those of the run {!r}; the "
-    "program that uses the export has to write the latter"
+    "prompts of the exported chat template end {!r}, and those of the run {!r}; write prompts like those of the run in "
+    "the program that uses the export"
 )
 END = 20
 """Characters of the end of a prompt in a note."""

@@ -31,7 +31,7 @@ FREE_KEYS = ("sweep.trials", "sweep.workers", "backend", "tracking")
 """Keys that may change when a sweep continues."""
 STARTS = 2
 """How often a trial is started whose process is killed."""
-IF_MEMORY = "if memory ran out, write a smaller batch_size, with another --folder"
+IF_MEMORY = "if memory ran out, write a smaller batch_size and use another --folder"
 
 
 @dataclass(frozen=True)

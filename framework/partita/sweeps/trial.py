@@ -109,7 +109,8 @@ def result_or_failure(order: TrialOrder) -> TrialResult:
 def disk_error(error: BaseException, *, folder: Path) -> OSError | None:
     """Return the error of writing to a folder, such as a full disk, that is an error or caused it; None without one.
 
-    Training raises the error of a callback, also of the one that records evaluations, as the cause of its own.
+    If a callback fails, such as the one that records evaluations, its error is the `__cause__` of the error of the
+    training.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -131,7 +132,7 @@ def redirect_output(path: Path) -> None:
 def failure_text(error: BaseException, *, run: Path) -> str:
     """Return why a trial failed, in one or a few lines. Advice is that of a trial, whose failure is its result."""
     again = f"and remove {run} to run the trial again"
-    memory = f"memory ran out; write fewer workers, {again}, or a smaller batch_size, with another --folder"
+    memory = f"memory ran out; use fewer workers {again}, or write a smaller batch_size and use another --folder"
     if isinstance(error, MemoryError):
         return memory
     if isinstance(error, SystemExit):

@@ -398,7 +398,7 @@ def test_settings_that_ollama_does_not_have_are_named(tmp_path: Path) -> None:
     generation = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "num_beams": 2}
     modelfile, _, notes = modelfile_of(tmp_path, TEMPLATE, generation=generation)
     assert modelfile.endswith("PARAMETER repeat_penalty 1.3\nPARAMETER repeat_last_n -1\n")
-    assert "the Modelfile cannot say generation.num_beams: 2, generation.no_repeat_ngram_size: 3" in notes
+    assert "a Modelfile has no parameter for generation.num_beams: 2, generation.no_repeat_ngram_size: 3" in notes
 
 
 def test_the_converter_reads_a_folder_with_the_name_of_the_export(tmp_path: Path) -> None:

@@ -400,7 +400,7 @@ def test_prompts_that_no_assignment_makes_are_named(tmp_path: Path) -> None:
     model = Model(text_config(tmp_path, base_model=str(base), trainer={"type": "none"}), quiet=True)
     report = model.export("merged", tmp_path / "merged", min_agreement=0)
     assert report.notes[-1] == (
-        "the chat template renders other prompts than those of the run: they end '\\n<assistant><think>\\n', and those "
-        "of the run ' \"true\"?\\n<assistant>'; the program that uses the export has to write the latter"
+        "prompts of the exported chat template end '\\n<assistant><think>\\n', and those of the run ' "
+        '"true"?\\n<assistant>\'; write prompts like those of the run in the program that uses the export'
     )
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == (base / "chat_template.jinja").read_text()

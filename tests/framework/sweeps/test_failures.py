@@ -20,7 +20,7 @@ from partita_schema.errors import DataError, JobError, ResumeError, TrainingErro
 
 RUN = Path("sweeps/colours/trials/000-0")
 AGAIN = f"and remove {RUN} to run the trial again"
-MEMORY = f"memory ran out; write fewer workers, {AGAIN}, or a smaller batch_size, with another --folder"
+MEMORY = f"memory ran out; use fewer workers {AGAIN}, or write a smaller batch_size and use another --folder"
 CALLBACK = """
 import sys
 
@@ -56,6 +56,20 @@ class Full:
 
 `after` is a pattern of files of trials, one of which is written before; without it, nothing fails.
 """
+
+
+@pytest.fixture
+def full_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with the module of the callback `Full` and the file that lets it fail."""
+    (tmp_path / "filling.py").write_text(FULL)
+    (tmp_path / "full").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def full_after(pattern: str) -> dict[str, Any]:
+    """Return the section of the callback `Full`."""
+    return {"type": "custom", "target": "filling:Full", "options": {"after": pattern}}
 
 
 def caused_by(cause: Exception) -> TrainingError:
@@ -104,7 +118,7 @@ def test_trials_whose_callbacks_fail_or_exit_have_failed_and_do_not_end_the_swee
     again = [f"and remove {re.escape(str(result.run_of(trial)))} to run the trial again" for trial in result.trials]
     assert errors[0] is None
     assert re.fullmatch(rf"{failed}\d+\): ValueError: wrong; fix it, {again[1]}", errors[1] or "")
-    memory = f"memory ran out; write fewer workers, {again[2]}, or a smaller batch_size, with another --folder"
+    memory = f"memory ran out; use fewer workers {again[2]}, or write a smaller batch_size and use another --folder"
     assert re.fullmatch(rf"{failed}\d+\): MemoryError: {memory}", errors[2] or "")
     called = r"the callback Ends called sys\.exit\(3\) in on_step at step 1 \(ending\.py, line 12\)"
     assert re.fullmatch(rf"{called}; fix it, {again[3]}", errors[3] or "")
@@ -167,43 +181,32 @@ def test_an_error_of_writing_to_the_run_is_told_from_other_errors_of_a_callback(
 
 @pytest.mark.long
 def test_a_trial_whose_evaluation_cannot_be_written_has_not_failed_and_continues(
-    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    colours: Any, full_folder: Path
 ) -> None:
-    (tmp_path / "filling.py").write_text(FULL)
-    (tmp_path / "full").touch()
-    monkeypatch.chdir(tmp_path)
-    config = colours.config(
-        trainer={"epochs": 1, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False},
-        sweep={"sampler": "grid", "parameters": {"trainer.learning_rate": [0.01]}},
-    )
-    config["callbacks"] = [{"type": "custom", "target": "filling:Full", "options": {"after": "*/manifest.json"}}]
+    trainer = {"epochs": 1, "evaluations_per_epoch": 2, "evaluate_generated": False, "evaluate_test": False}
+    sweep = {"sampler": "grid", "parameters": {"trainer.learning_rate": [0.01]}}
+    config = colours.config(trainer=trainer, sweep=sweep) | {"callbacks": [full_after("*/manifest.json")]}
     with pytest.raises(JobError) as caught:
-        Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep")
-    (run,) = (tmp_path / "sweep" / "trials").iterdir()
+        Sweep(config, quiet=True).run(colours.rows(32), full_folder / "sweep")
+    (run,) = (full_folder / "sweep" / "trials").iterdir()
     assert str(caught.value) == f"the files of {run} cannot be written; see {run / 'trial.log'}, and run it again"
     reason = f"WriteError: files in {run} cannot be written: {os.strerror(errno.ELOOP)}\n"
     assert (run / "trial.log").read_text(encoding="utf8").endswith(reason)
-    (tmp_path / "full").unlink()
-    (trial,) = Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep").trials
+    (full_folder / "full").unlink()
+    (trial,) = Sweep(config, quiet=True).run(colours.rows(32), full_folder / "sweep").trials
     assert trial.result is not None
     assert (trial.result.state, len(trial.result.curve)) == ("done", 2)
 
 
 @pytest.mark.long
-def test_a_trial_that_cannot_be_written_lets_the_others_save_their_progress(
-    colours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "filling.py").write_text(FULL)
-    (tmp_path / "full").touch()
-    monkeypatch.chdir(tmp_path)
-    config = colours.config(
-        trainer={"epochs": 10_000, "steps_per_checkpoint": 100_000, "evaluate_generated": False},
-        sweep={"sampler": "grid", "parameters": {"callbacks.0.options.after": ["", "000-*/log.jsonl"]}, "workers": 2},
-    )
-    config["callbacks"] = [{"type": "custom", "target": "filling:Full", "options": {"after": ""}}]
+def test_a_trial_that_cannot_be_written_lets_the_others_save_their_progress(colours: Any, full_folder: Path) -> None:
+    trainer = {"epochs": 10_000, "steps_per_checkpoint": 100_000, "evaluate_generated": False}
+    parameters = {"callbacks.0.options.after": ["", "000-*/log.jsonl"]}
+    sweep = {"sampler": "grid", "parameters": parameters, "workers": 2}
+    config = colours.config(trainer=trainer, sweep=sweep) | {"callbacks": [full_after("")]}
     with pytest.raises(JobError, match=r"the files of .*/trials/001-[0-9a-f]{8} cannot be written; see "):
-        Sweep(config, quiet=True).run(colours.rows(32), tmp_path / "sweep")
-    (other,) = (tmp_path / "sweep" / "trials").glob("000-*")
+        Sweep(config, quiet=True).run(colours.rows(32), full_folder / "sweep")
+    (other,) = (full_folder / "sweep" / "trials").glob("000-*")
     assert read_manifest(other)["status"] == "interrupted"
     assert list(other.glob("checkpoints/step-*"))
 

@@ -22,7 +22,7 @@ from partita.sweeps.workers import TrialEnd, closing, gpus
 from partita_schema.errors import ConfigError, DataError, JobError, ResumeError, WriteError
 from partita_schema.load import load_config
 
-IF_MEMORY = "if memory ran out, write a smaller batch_size, with another --folder"
+IF_MEMORY = "if memory ran out, write a smaller batch_size and use another --folder"
 Outcome = TrialResult | int | TrialEnd
 """A result, or the exit status of a process without one, or the whole message of a worker."""
 
