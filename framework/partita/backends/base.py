@@ -95,7 +95,7 @@ class Backend(ABC):
     def simulate(self, output: Path | None, *, batch_size: int | None, fresh: bool) -> "SimulationReport":
         """Roll out the episodes of the `simulation` section; see `Model.simulate`."""
 
-    # What a backend implements, or refuses
+    # What a backend may implement; otherwise it is refused
 
     def generate(
         self, prompts: str | Sequence[str], *, max_new_tokens: int | None, batch_size: int | None, stream: bool

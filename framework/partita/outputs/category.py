@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip
 from partita.outputs.label_counts import LabelCounts
-from partita.outputs.label_forms import composed, unique
+from partita.outputs.label_forms import composed, labels_by_form
 from partita.outputs.label_scores import LabelScores, label_table
 from partita.outputs.number import DASHES
 from partita_schema.sections.outputs.category import CategoryOutput, Match
@@ -89,7 +89,7 @@ class LabelReader(Reader):
         self.fallback = fallback
         self._rules = [(label, match, _rule_pattern(match)) for label, match in (rules or {}).items()]
         plain = [label for label in self.labels if label not in (rules or {})]
-        self._forms = {form: unique(plain, form) for form in (str, _plain, _folded, _joined)}
+        self._forms = {form: labels_by_form(plain, form) for form in (str, _plain, _folded, _joined)}
         any_case, any_joint = (set(self._forms[form].values()) for form in (_folded, _joined))
         self._words = [
             (label, _word_pattern(_plain(label), any_case=label in any_case, any_joint=label in any_joint))

@@ -10,7 +10,7 @@ def composed(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def unique(labels: Sequence[str], form: Callable[[str], str]) -> dict[str, str]:
+def labels_by_form(labels: Sequence[str], form: Callable[[str], str]) -> dict[str, str]:
     """Return the labels by a form of theirs, without those that share it."""
     counts = Counter(map(form, labels))
     return {form(label): label for label in labels if counts[form(label)] == 1}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip, exact_sum
 from partita.outputs.find_json import find_json
 from partita.outputs.label_counts import LabelCounts
-from partita.outputs.label_forms import composed, unique
+from partita.outputs.label_forms import composed, labels_by_form
 from partita.outputs.label_scores import LabelScores, label_table
 from partita_schema.cells import compact_json
 from partita_schema.sections.outputs.set import SetOutput
@@ -69,7 +69,7 @@ class SetReader(Reader):
 
     def __init__(self, labels: Sequence[str]) -> None:
         self.labels = tuple(labels)
-        self._forms = {form: unique(self.labels, form) for form in (str, composed, folded)}
+        self._forms = {form: labels_by_form(self.labels, form) for form in (str, composed, folded)}
 
     def label_of(self, text: str) -> str | None:
         """Return the label that a text is, or None."""

@@ -92,7 +92,7 @@ class ChatPrompts:
         shown = [without_empty(one) for one in messages]
         shown = [one for one in shown if not is_blank_system(one)]
         try:
-            common = messages_of(shown, OPENAI, KnownKeys(ignored=self._ignored, blank=True))
+            common = messages_of(shown, OPENAI, KnownKeys(ignored=self._ignored, allows_blank=True))
             defined = tools_of(list(tools), "tools") if tools else []
         except FormatError as error:
             raise RowError(str(error)) from None

@@ -50,9 +50,9 @@ def plain_result(result: TrainResult) -> TrainResult:
 
 
 def report_unless_reported(result: TrainResult, run: RunDirectory) -> None:
-    """Record the metrics that a custom trainer returns and has not reported as the last ones of their split.
+    """Report the metrics that a custom trainer returned, for each split whose last reported metrics differ from them.
 
-    The result of the run is the same when it is read again.
+    The finished run then has the same result when it is read again.
     """
     for split, metrics in result.metrics.items():
         if metrics and last_reported(run, split) != metrics:
@@ -60,7 +60,10 @@ def report_unless_reported(result: TrainResult, run: RunDirectory) -> None:
 
 
 def last_reported(run: RunDirectory, split: str) -> Metrics:
-    """Return the metrics that were reported last for a split, since the run was finished before if it was; else {}."""
+    """Return the metrics that this training reported last for a split; {} if there are none.
+
+    Those of a training before, of a run that was finished and is trained further, do not count.
+    """
     evaluations = run.manifest.get("evaluations", [])[run.manifest.get("earlier_evaluations", 0) :]
     record: Metrics = next((one for one in reversed(evaluations) if one["split"] == split), {})
     return {name: value for name, value in record.items() if name not in ("step", "split")}

@@ -56,8 +56,8 @@ class KnownKeys(NamedTuple):
     """Keys and columns to ignore."""
     outputs: Collection[str] = ()
     """Message keys that hold outputs."""
-    blank: bool = False
-    """Whether messages of users and the assistant may be empty texts, as they occur in running chats."""
+    allows_blank: bool = False
+    """Whether the content of a message of a user or the assistant may be empty, as happens in chats with a server."""
 
     @property
     def answer_keys(self) -> tuple[str, ...]:
@@ -118,11 +118,11 @@ def message_of(item: object, where: str, keys: MessageKeys, known: KnownKeys) ->
     shown = {key: value for key, value in item.items() if key not in known.ignored or key in (role, content)}
     outputs = with_outputs(item, known.answer_keys)
     if by_assistant:
-        needs_text = not known.outputs and not known.blank
+        needs_text = not known.outputs and not known.allows_blank
         message = assistant_message(shown, where, content=content, only_calls=name == CALLS, needs_text=needs_text)
     elif name == "tool":
         message = tool_message(shown, where, content=content)
-    elif known.blank and item.get(content) == "":
+    elif known.allows_blank and item.get(content) == "":
         message = {"role": name, "content": ""}
     else:
         message = {"role": name, "content": text_of(item.get(content), where, key=content)}

@@ -117,8 +117,8 @@ class FinetuneTrainer(TrainerBase):
     """Generate answers during evaluation and score them. auto: only if validation_metric needs generated answers, and
     at the end of training."""
     max_generated_rows: PositiveInt = 256
-    """Maximum number of validation rows to generate answers for in each evaluation during training. A head answers all
-    of them."""
+    """Maximum number of validation rows to generate answers for in each evaluation during training. Has no effect
+    with a head, which answers all of them."""
     evaluations_per_epoch: Positive = 1.0
     """Evaluations per epoch; 0.5 evaluates every two epochs."""
     steps_per_evaluation: PositiveInt | None = None

@@ -9,7 +9,7 @@ from partita_schema.base import ConfigModel, Name, PositiveInt, StrictBool, chec
 from partita_schema.cells import CellError, text_reader
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule
-from partita_schema.sections.outputs.label_rules import refuse_padded
+from partita_schema.sections.outputs.label_rules import refuse_outer_spaces
 
 
 class CategoryPreprocessing(ConfigModel):
@@ -30,8 +30,8 @@ class CategoryPreprocessing(ConfigModel):
 
     @model_validator(mode="after")
     def labels_have_no_spaces_around(self) -> "CategoryPreprocessing":
-        refuse_padded(self.vocab or (), at="vocab")
-        refuse_padded([self.fallback_label or ""], at="fallback_label")
+        refuse_outer_spaces(self.vocab or (), at="vocab")
+        refuse_outer_spaces([self.fallback_label or ""], at="fallback_label")
         return self
 
 
@@ -78,9 +78,9 @@ class CategoryDecoder(ConfigModel):
                 f"match names {unknown[0]!r}, which is not in labels; add it there or remove the rule",
                 at=f"match.{unknown[0]}",
             )
-        refuse_padded(self.labels or (), at="labels")
-        refuse_padded(self.match or (), at="match")
-        refuse_padded([self.fallback_label or ""], at="fallback_label")
+        refuse_outer_spaces(self.labels or (), at="labels")
+        refuse_outer_spaces(self.match or (), at="match")
+        refuse_outer_spaces([self.fallback_label or ""], at="fallback_label")
         return self
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from partita_schema.base import rule_error
 
 
-def refuse_padded(labels: Iterable[str], *, at: str, blank: str = "remove it") -> None:
+def refuse_outer_spaces(labels: Iterable[str], *, at: str, blank: str = "remove it") -> None:
     """Raise an error for a label that begins or ends with a space: no row and no answer would have it.
 
     Args:

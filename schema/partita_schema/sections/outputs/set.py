@@ -11,7 +11,7 @@ from partita_schema.cells import CellError, compact_json, parse_cell, plain_text
 from partita_schema.common.text import first_repeated
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted
-from partita_schema.sections.outputs.label_rules import refuse_padded
+from partita_schema.sections.outputs.label_rules import refuse_outer_spaces
 
 COMMA = ", "
 """Separates labels in answers with `format: comma`."""
@@ -57,7 +57,7 @@ class SetDecoder(ConfigModel):
         twice = first_repeated(labels)
         if twice is not None:
             raise rule_error(f"labels holds {twice!r} twice; write each label once", at="labels")
-        refuse_padded(labels, at="labels", blank="remove it, an empty set needs no label")
+        refuse_outer_spaces(labels, at="labels", blank="remove it, an empty set needs no label")
         return self
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from partita_schema.base import ConfigModel, Name, rule_error
 from partita_schema.common.text import first_repeated
 from partita_schema.sections.outputs.base import HeadName, OutputBase, ReadCell
-from partita_schema.sections.outputs.label_rules import refuse_padded
+from partita_schema.sections.outputs.label_rules import refuse_outer_spaces
 from partita_schema.words import Splitting, read_tags
 
 
@@ -38,7 +38,7 @@ class TagsDecoder(ConfigModel):
         twice = first_repeated(self.labels or ())
         if twice is not None:
             raise rule_error(f"labels holds {twice!r} twice; write each tag once", at="labels")
-        refuse_padded(self.labels or (), at="labels")
+        refuse_outer_spaces(self.labels or (), at="labels")
         return self
 
 
