@@ -30,7 +30,7 @@ from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.layers import ConfigSource
 from partita_schema.load import load_config
 from partita_trainers.base import TrainResult
-from partita_trainers.callbacks import check_callbacks
+from partita_trainers.callback_setup import check_callbacks
 
 if TYPE_CHECKING:
     from partita.generation.predictions import Predictions

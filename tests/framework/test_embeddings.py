@@ -25,9 +25,9 @@ from partita_schema.load import load_config
 from partita_trainers.base import Batch
 from partita_trainers.objective import ObjectiveContext, prepare
 from partita_trainers.objectives.contrastive import Contrastive
+from partita_trainers.objectives.of_config import default_objective
 from partita_trainers.objectives.text_identity import identity_of
 from partita_trainers.process_group import SINGLE_PROCESS
-from partita_trainers.registry import default_objective
 
 from ..head_models import LoadedHead, tiny_model
 from ..json_lines import write_json_lines

@@ -16,9 +16,9 @@ import torch
 from partita_schema.errors import ConfigError, OtherRankError, TrainingError
 from partita_schema.sections.callbacks import CallbackConfig
 from partita_trainers import Callback, TrainingState
-from partita_trainers.callbacks import HOOKS, check_callbacks
+from partita_trainers.callback_setup import build_callbacks, check_callbacks
+from partita_trainers.callbacks import HOOKS
 from partita_trainers.checkpoints.checkpoint import list_checkpoints
-from partita_trainers.registry import build_callbacks
 
 from .conftest import Killed, comparable, run
 

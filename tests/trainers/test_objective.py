@@ -23,7 +23,8 @@ from partita_trainers.objective import (
     metric_values,
     objective_of,
 )
-from partita_trainers.registry import TRAINERS, build_trainer, evaluation_objective
+from partita_trainers.objectives.of_config import evaluation_objective
+from partita_trainers.registry import TRAINERS, build_trainer
 from partita_trainers.steps.micro_batches import split_batch
 
 from .conftest import comparable, make_config

@@ -3,10 +3,8 @@
 They are called on rank 0 only. Every rank learns at the same point whether a callback failed or asked to stop.
 """
 
-import inspect
 import json
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,11 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from partita_schema.common.files import write_atomically
-from partita_schema.common.text import describe_error, nearest
-from partita_schema.errors import ConfigError, Problem, TrainingError, exit_call, raised_at, shortened
-from partita_trainers.base import LanguageModel, Metrics, Trainer, TrainerContext
-
-logger = logging.getLogger(__name__)
+from partita_schema.common.text import describe_error
+from partita_schema.errors import TrainingError, exit_call, raised_at
+from partita_trainers.base import LanguageModel, Metrics, TrainerContext
 
 ADVICE = "fix it, and rerun the same command to resume"
 """How a run whose callback failed is continued."""
@@ -229,54 +225,3 @@ def hooks_of(callback: object) -> dict[str, Callable[[TrainingState], object]]:
         for hook, method in methods.items()
         if callable(method) and getattr(method, "__func__", None) is not getattr(Callback, hook)
     }
-
-
-def check_callbacks(callbacks: object) -> Sequence[object]:
-    """Return the callbacks that a caller has passed.
-
-    Raises:
-        ConfigError: They are not a list of objects with the methods of `Callback`.
-    """
-    if not isinstance(callbacks, list | tuple):
-        message = f"got {shortened(repr(callbacks))}; write a list of callbacks"
-        raise ConfigError([Problem("callbacks", message)])
-    for number, callback in enumerate(callbacks):
-        check_callback(callback, key=f"callbacks[{number}]")
-    return callbacks
-
-
-def check_callback(callback: object, *, key: str) -> None:
-    """Raise ConfigError for the key if an object has no method of `Callback`, or one that takes something else."""
-    if isinstance(callback, type):
-        raise ConfigError([Problem(key, f"{callback.__name__} is a class; write {callback.__name__}()")])
-    name, methods = name_of(callback), hooks_of(callback)
-    others = [other for other in dir(callback) if other.startswith("on_") and other not in HOOKS]
-    if not methods:
-        near = [hook for other in others for hook in nearest(other, HOOKS)]
-        hint = f"did you mean {near[0]}?" if near else f"define {', '.join(HOOKS[:-1])} or {HOOKS[-1]}"
-        raise ConfigError([Problem(key, f"{name} has no method that is called during training; {hint}")])
-    for hook, method in methods.items():
-        if inspect.iscoroutinefunction(method):
-            raise ConfigError(
-                [Problem(key, f"{name}.{hook} is async and would never run; write def {hook}(self, state)")]
-            )
-        try:
-            inspect.signature(method).bind(None)
-        except ValueError:  # a function of C that does not say what it takes
-            continue
-        except TypeError as error:
-            message = f"{name}.{hook} cannot be called with the state as its only argument: {error}"
-            raise ConfigError([Problem(key, f"{message}; write def {hook}(self, state)")]) from None
-    for other in others:
-        logger.warning("%s: %s.%s is never called; the methods are %s", key, name, other, ", ".join(HOOKS))
-
-
-def check_calls_callbacks(trainer: Trainer) -> None:
-    """Raise ConfigError if a trainer calls no callbacks."""
-    if not getattr(trainer, "calls_callbacks", False):
-        name = type(trainer).__name__
-        message = (
-            f"{name} does not call them: let it call partita_trainers.Callbacks and say so in the class by "
-            "calls_callbacks = True, or remove them"
-        )
-        raise ConfigError([Problem("callbacks", message)])

@@ -1,28 +1,14 @@
 """The registry of trainers: from the trainer section of a configuration to a trainer, imported on first use."""
 
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
-from partita_schema.common.text import describe_error
-from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem
-from partita_schema.sections.callbacks import CallbackConfig
-from partita_schema.sections.objectives import DpoLoss
-from partita_schema.sections.outputs.embedding import EmbeddingOutput
-from partita_schema.sections.trainer import (
-    CustomTrainer,
-    FinetuneTrainer,
-    HogwildTrainer,
-    KtoTrainer,
-    NoTrainer,
-    PreferenceTrainer,
-)
+from partita_schema.sections.trainer import CustomTrainer, FinetuneTrainer, HogwildTrainer, NoTrainer
 from partita_trainers.base import Trainer
-from partita_trainers.callbacks import check_callback
 from partita_trainers.objective import CROSS_ENTROPY, Objective, objective_of
-from partita_trainers.user_modules import importable, load_class
+from partita_trainers.user_modules import check_arguments, importable, load_class
 
 TRAINERS = {
     "none": "partita_trainers.zero_shot:ZeroShot",
@@ -51,57 +37,10 @@ def build_trainer(
     Raises:
         ConfigError: The module or class does not exist, or `batch_size: auto` is set and the class has no `probe`.
     """
-    trainer = build_class(section, folder=folder)
+    trainer: Any = build_class(section, folder=folder)  # `objective` is an optional attribute
     if objective is not None and objective_of(trainer) is CROSS_ENTROPY:
-        vars(trainer)["objective"] = objective
-    return trainer
-
-
-def default_objective(config: Config) -> Objective:
-    """Return the objective of a configuration's outputs.
-
-    Contrastive for embeddings, that of pairs for a reward model, otherwise the model's loss.
-    """
-    output = config.head_output
-    if config.scores_answers:
-        from partita_trainers.objectives.reward import RewardObjective
-
-        return RewardObjective(center=getattr(config.trainer, "center", 0.0))
-    if not isinstance(output, EmbeddingOutput):
-        return CROSS_ENTROPY
-    from partita_trainers.objectives.contrastive import Contrastive
-
-    return Contrastive(temperature=output.decoder.temperature, name=output.name)
-
-
-def evaluation_objective(config: Config, *, undesirable_weight: float | None) -> Objective:
-    """Return what an evaluation outside of training computes: the loss of training, or cross-entropy if a custom
-    trainer has trained.
-
-    Args:
-        config: The configuration.
-        undesirable_weight: The weight that `undesirable_weight: auto` chose in training; None if it is not recorded.
-
-    Raises:
-        ConfigError: The weight is needed, and not recorded.
-    """
-    default = default_objective(config)
-    if isinstance(config.trainer, CustomTrainer):
-        return default
-    objective = objective_of(build_trainer(config.trainer, objective=default))
-    if isinstance(config.trainer, KtoTrainer) and config.trainer.undesirable_weight == "auto":
-        if undesirable_weight is None:
-            message = "auto balances the training rows, and the result is not recorded here; write a number"
-            raise ConfigError([Problem("trainer.undesirable_weight", message)])
-        vars(objective)["undesirable_weight"] = undesirable_weight
-    return objective
-
-
-def compares_with_start(config: Config) -> bool:
-    """Return whether the loss of a configuration compares with the model before training."""
-    trainer = config.trainer
-    is_dpo = isinstance(trainer, PreferenceTrainer) and isinstance(trainer.loss, DpoLoss)
-    return is_dpo or isinstance(trainer, KtoTrainer)
+        trainer.objective = objective
+    return cast(Trainer, trainer)
 
 
 def build_class(
@@ -116,51 +55,6 @@ def build_class(
         check_probe(trainer, section)
         return trainer
     return make(TRAINERS[section.type], section)
-
-
-def build_callbacks(sections: Sequence[CallbackConfig], *, folder: Path | None = None) -> list[object]:
-    """Build the callbacks of a configuration as `Class(**options)`.
-
-    Raises:
-        ConfigError: A module or class does not exist, does not take the options, or has no method that is called.
-    """
-    callbacks: list[object] = []
-    for number, kind in enumerate(callback_classes(sections, folder=folder)):
-        options = sections[number].options
-        try:
-            with importable(folder):
-                callback = kind(**options)
-        except Exception as error:
-            message = f"{kind.__name__} cannot be created with {options}: {describe_error(error)}"
-            raise ConfigError([Problem(f"callbacks[{number}]", message)]) from error
-        check_callback(callback, key=f"callbacks[{number}].target")
-        callbacks.append(callback)
-    return callbacks
-
-
-def callback_classes(sections: Sequence[CallbackConfig], *, folder: Path | None = None) -> list[type]:
-    """Return the classes of the callbacks of a configuration, without creating objects.
-
-    Raises:
-        ConfigError: A module or class does not exist, or does not take the options.
-    """
-    kinds = [
-        load_class(section.target, key=f"callbacks[{number}].target", folder=folder)
-        for number, section in enumerate(sections)
-    ]
-    for number, (kind, section) in enumerate(zip(kinds, sections, strict=True)):
-        try:
-            check_arguments(kind, **section.options)
-        except TypeError as error:
-            message = f"{kind.__name__} cannot be created with these keyword arguments: {error}"
-            raise ConfigError([Problem(f"callbacks[{number}].options", message)]) from None
-    return kinds
-
-
-def check_arguments(kind: Callable[..., object], /, *args: object, **options: object) -> None:
-    """Raise TypeError if a class or function cannot be called so; those that do not say what they take are accepted."""
-    with suppress(ValueError):  # classes and functions of C
-        inspect.signature(kind).bind(*args, **options)
 
 
 def make(target: str, section: object) -> Trainer:

@@ -7,11 +7,12 @@ as it was imported, not of a file that has been edited since.
 import ast
 import importlib
 import importlib.util
+import inspect
 import logging
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -76,6 +77,12 @@ def load_class(target: str, *, key: str = "trainer.target", folder: Path | None 
     near = nearest(class_name, classes)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise ConfigError([Problem(key, f"module {module_name} has no class {class_name}{hint}")])
+
+
+def check_arguments(kind: Callable[..., object], /, *args: object, **options: object) -> None:
+    """Raise TypeError if a class or function cannot be called so; those that do not say what they take are accepted."""
+    with suppress(ValueError):  # classes and functions of C
+        inspect.signature(kind).bind(*args, **options)
 
 
 def check_is_found(module: ModuleType, *, key: str) -> None:

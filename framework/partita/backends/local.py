@@ -56,9 +56,10 @@ from partita_schema.errors import ConfigError, DataError
 from partita_schema.sections.self_training import SelfTrainingConfig
 from partita_trainers.base import Trainer, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
-from partita_trainers.callbacks import check_calls_callbacks
+from partita_trainers.callback_setup import build_callbacks, check_calls_callbacks
+from partita_trainers.objectives.of_config import default_objective, evaluation_objective
 from partita_trainers.process_group import main_process_first, synchronized_errors
-from partita_trainers.registry import build_callbacks, build_trainer, default_objective, evaluation_objective
+from partita_trainers.registry import build_trainer
 
 logger = logging.getLogger(__name__)
 

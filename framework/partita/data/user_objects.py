@@ -8,8 +8,7 @@ from typing import Any
 from partita.data.rows import digest
 from partita_schema.common.text import describe_error
 from partita_schema.errors import ConfigError, DataError, PartitaError, Problem, exit_call, raised_at
-from partita_trainers.registry import check_arguments
-from partita_trainers.user_modules import source_digests
+from partita_trainers.user_modules import check_arguments, source_digests
 
 
 def make_user_object(

@@ -30,8 +30,8 @@ from partita_schema.config import Config
 from partita_schema.errors import ConfigError, Problem, ResumeError
 from partita_schema.sections.trainer import FinetuneTrainer, KtoTrainer
 from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.objectives.of_config import compares_with_start
 from partita_trainers.process_group import ProcessGroup
-from partita_trainers.registry import compares_with_start
 
 if TYPE_CHECKING:
     from partita.lm.branches.masks import BranchSupport

@@ -14,8 +14,9 @@ from partita_schema.config import Config
 from partita_schema.load import load_config
 from partita_trainers.base import Batch
 from partita_trainers.objective import ObjectiveContext, RowObjective, metric_values
+from partita_trainers.objectives.of_config import default_objective
 from partita_trainers.objectives.reward import Reward, RewardObjective, reward_loss
-from partita_trainers.registry import build_trainer, default_objective
+from partita_trainers.registry import build_trainer
 
 from ..conftest import Killed, comparable
 from ..pairs import PairBatches, PairModel, pair_batch, pair_row

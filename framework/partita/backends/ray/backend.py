@@ -46,9 +46,11 @@ from partita_schema.sections.backend import RayBackendConfig
 from partita_schema.sections.model import ScratchModel
 from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
+from partita_trainers.callback_setup import callback_classes
 from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective
+from partita_trainers.objectives.of_config import compares_with_start, evaluation_objective
 from partita_trainers.process_group import SINGLE_PROCESS
-from partita_trainers.registry import build_trainer, callback_classes, compares_with_start, evaluation_objective
+from partita_trainers.registry import build_trainer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -25,8 +25,7 @@ from partita.data.sources.python_datasets import MapStore, is_map_style, is_stre
 from partita.data.user_objects import errors_of, source_digest
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import CustomSource
-from partita_trainers.registry import check_arguments
-from partita_trainers.user_modules import load_class
+from partita_trainers.user_modules import check_arguments, load_class
 
 
 def open_in_memory(dataset: Any, *, name: str) -> Rows:

@@ -22,7 +22,7 @@ from partita_schema.load import load_config
 from partita_trainers.base import Batch
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.objective import Objective, ObjectiveContext
-from partita_trainers.registry import evaluation_objective
+from partita_trainers.objectives.of_config import evaluation_objective
 
 from ....json_lines import write_json_lines
 
