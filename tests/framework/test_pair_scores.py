@@ -15,7 +15,7 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.texts_tokenizer import longest_first
 from partita.data.sources.sources import open_rows
 from partita.data.tokenizer_texts import tokenizer_texts
-from partita.outputs.score import ScoreMetrics
+from partita.outputs.types.score import ScoreMetrics
 from partita.tokenizers.load import load_tokenizer
 from partita_schema.errors import ConfigError
 from partita_schema.load import load_config

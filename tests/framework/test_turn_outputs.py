@@ -11,7 +11,7 @@ import pytest
 from partita import Model
 from partita.data.preview import make_report, preview
 from partita.outputs.decode import Decoded
-from partita.outputs.scores import Scorer
+from partita.outputs.scorer import Scorer
 from partita_schema.config import Config
 from partita_schema.errors import DataError
 from partita_schema.load import load_config

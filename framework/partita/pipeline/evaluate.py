@@ -15,7 +15,7 @@ from partita.data.tokenized import TokenizedDataset
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import generate_for_rows
 from partita.generation.predictions import answer_of
-from partita.outputs.scores import OutputScores, Scorer
+from partita.outputs.scorer import OutputScores, Scorer
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.before_training import ModelBeforeTraining, complete_references
 from partita.pipeline.build import LocalPipeline, Pipeline

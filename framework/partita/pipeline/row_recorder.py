@@ -15,7 +15,7 @@ from partita.data.formatting.preferences import rejected_text
 from partita.data.rows import row_content
 from partita.generation.predictions import Answer
 from partita.outputs.registry import output_types
-from partita.outputs.scores import RowScore, scores_of
+from partita.outputs.scorer import RowScore, scores_of
 from partita.pipeline.dataset_loss import DatasetLoss, RowLosses
 from partita.pipeline.eval_dataset import EvalDataset
 from partita.runs.row_results import (

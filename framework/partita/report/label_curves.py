@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from partita.outputs.label_scores import MIN_LOG_PROBABILITY, ScoreCounts
+from partita.outputs.metrics.label_scores import MIN_LOG_PROBABILITY, ScoreCounts
 from partita.report.resampling import MAX_BLOCKS, Blocks, Estimates, ratio
 
 QUANTILES = 64
@@ -21,7 +21,7 @@ QUANTILES = 64
 def curve_metrics(
     scores: Sequence[Mapping[str, float | None] | None], truths: Sequence[Collection[str]], blocks: Blocks
 ) -> Estimates:
-    """Return `auroc` and `average_precision`, means over labels; see `partita.outputs.label_scores`.
+    """Return `auroc` and `average_precision`, means over labels; see `partita.outputs.metrics.label_scores`.
 
     Args:
         scores: Log probability of each label, of each row; None if the row has none. All rows have the same labels.

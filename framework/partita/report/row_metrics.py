@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.outputs.entities import OUTSIDE, entities
+from partita.outputs.types.entities import OUTSIDE, entities
 from partita.report.evaluation import Evaluation, OutputColumn
 from partita.report.label_curves import curve_metrics
 from partita.report.preference_rows import preference_estimates
@@ -85,7 +85,7 @@ def labels_of(column: OutputColumn) -> list[Sequence[str]]:
 
 
 def category_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
-    """Return macro and weighted F1; see `partita.outputs.category.CategoryMetrics`."""
+    """Return macro and weighted F1; see `partita.outputs.types.category.CategoryMetrics`."""
     codes: dict[str, int] = {}
     truths_N = np.array([codes.setdefault(str(one), len(codes)) for one in column.references])
     answers_N = np.array([-1 if one is None else codes.setdefault(str(one), len(codes)) for one in column.values])
@@ -100,7 +100,7 @@ def category_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
 
 
 def set_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
-    """Return the metrics of sets of labels; see `partita.outputs.set.SetMetrics`."""
+    """Return the metrics of sets of labels; see `partita.outputs.types.set.SetMetrics`."""
     truths = [sorted(set(reference or ())) for reference in column.references]
     answers = [sorted(set(value or ())) for value in column.values]
     shares = [
@@ -112,7 +112,7 @@ def set_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
 
 
 def tags_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
-    """Return the metrics of tags and their entities; see `partita.outputs.tags.TagsMetrics`."""
+    """Return the metrics of tags and their entities; see `partita.outputs.types.tags.TagsMetrics`."""
     truths, answers, words = [], [], []
     for truth, value in zip(column.references, column.values, strict=True):
         tags = [*(value or ()), *[OUTSIDE] * (len(truth) - len(value or ()))][: len(truth)]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from partita.outputs.json import MAX_FIELDS, SlotPath, canonical, slots_of
-from partita.outputs.ranking import Document, normalized_gain, reciprocal_rank
-from partita.outputs.text import ROUGE
+from partita.outputs.metrics.ranking import Document, normalized_gain, reciprocal_rank
+from partita.outputs.types.json import MAX_FIELDS, SlotPath, canonical, slots_of
+from partita.outputs.types.text import ROUGE
 from partita.report.evaluation import OutputColumn
 from partita.report.resampling import Blocks, Estimates, ratio
 
@@ -30,7 +30,7 @@ ORDERS = 4
 
 @np.errstate(over="ignore", invalid="ignore")  # errors near the largest float have an infinite mean
 def number_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
-    """Return the metrics of numbers; see `partita.outputs.number.NumberMetrics`."""
+    """Return the metrics of numbers; see `partita.outputs.types.number.NumberMetrics`."""
     truths_N, values_N = numbers_of(column)
     valid_N = np.isfinite(truths_N) & np.isfinite(values_N)
     if not valid_N.any():
@@ -60,7 +60,7 @@ def numbers_of(column: OutputColumn) -> tuple[np.ndarray, np.ndarray]:
 def score_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
     """Return the error of scores over rows, and the metrics of rankings over queries.
 
-    See `partita.outputs.score.ScoreMetrics`.
+    See `partita.outputs.types.score.ScoreMetrics`.
     """
     metrics = {name: values for name, values in number_metrics(column, blocks).items() if name == "mse"}
     rankings = rankings_of(column)
@@ -96,7 +96,7 @@ def embedding_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
 
 
 def json_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
-    """Return the metrics of JSON values; see `partita.outputs.json.JsonMetrics`."""
+    """Return the metrics of JSON values; see `partita.outputs.types.json.JsonMetrics`."""
     objects = [isinstance(truth, dict) for truth in column.references]
     fields: dict[str, list[tuple[int, bool]]] = {}
     wanted, answered, shared = [], [], []
@@ -143,7 +143,7 @@ def slot_metrics(
     objects: Sequence[bool],
     blocks: Blocks,
 ) -> Estimates:
-    """Return the metrics of slots; see `partita.outputs.json.SlotMetrics`.
+    """Return the metrics of slots; see `partita.outputs.types.json.SlotMetrics`.
 
     Args:
         wanted: Slots of each reference.
@@ -184,7 +184,7 @@ def counts_of(
 
 
 def text_metrics(column: OutputColumn, blocks: Blocks) -> Estimates:
-    """Return ROUGE and BLEU of texts; see `partita.outputs.text.TextMetrics`."""
+    """Return ROUGE and BLEU of texts; see `partita.outputs.types.text.TextMetrics`."""
     rows = [of_row for of_row in column.of_rows if of_row is not None and "bleu" in of_row]
     if len(rows) < blocks.rows or not rows:
         return {}

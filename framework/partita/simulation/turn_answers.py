@@ -13,7 +13,7 @@ from typing import Any
 from partita.data.episode import Episode
 from partita.data.formatting.turns import TurnWriter
 from partita.outputs.decode import Decoded, Decoder
-from partita.outputs.scores import Scorer
+from partita.outputs.scorer import Scorer
 from partita_schema.config import Config
 from partita_schema.dialogues.common_form import ANSWER, FormatError
 from partita_schema.turn_outputs import TurnOutputs, build_turn_outputs

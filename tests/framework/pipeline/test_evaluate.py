@@ -23,7 +23,7 @@ from partita.data.sources.sources import open_rows
 from partita.distributed.thread_group import ThreadGroup
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.scripted import ScriptedModel
-from partita.outputs.scores import Scorer
+from partita.outputs.scorer import Scorer
 from partita.pipeline.dataset_loss import dataset_loss
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset
 from partita.pipeline.evaluate import score

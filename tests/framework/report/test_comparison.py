@@ -12,7 +12,7 @@ from IPython.lib.pretty import pretty
 from statsmodels.stats.contingency_tables import mcnemar
 
 from partita.data.episode import Episode
-from partita.outputs.text import TextMetrics
+from partita.outputs.types.text import TextMetrics
 from partita.report.compare_page import verdict
 from partita.report.comparison import Comparison, compare_runs
 from partita.report.comparison_table import metric_row

@@ -13,14 +13,14 @@ from sacrebleu.metrics import BLEU
 from sklearn.metrics import average_precision_score, ndcg_score, roc_auc_score
 
 from partita.outputs.base import Metrics
-from partita.outputs.category import CategoryMetrics
-from partita.outputs.json import JsonMetrics
-from partita.outputs.number import NumberMetrics
 from partita.outputs.registry import OUTPUT_TYPES
-from partita.outputs.score import ScoreMetrics
-from partita.outputs.set import SetMetrics
-from partita.outputs.tags import TagsMetrics
-from partita.outputs.text import TextMetrics
+from partita.outputs.types.category import CategoryMetrics
+from partita.outputs.types.json import JsonMetrics
+from partita.outputs.types.number import NumberMetrics
+from partita.outputs.types.score import ScoreMetrics
+from partita.outputs.types.set import SetMetrics
+from partita.outputs.types.tags import TagsMetrics
+from partita.outputs.types.text import TextMetrics
 from partita.report.evaluation import Evaluation, OutputColumn
 from partita.report.label_curves import curve_metrics
 from partita.report.measures import measure_rows

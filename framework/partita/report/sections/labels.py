@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from partita.outputs.entities import OUTSIDE, entities
-from partita.outputs.label_counts import LabelCounts
+from partita.outputs.metrics.label_counts import LabelCounts
+from partita.outputs.types.entities import OUTSIDE, entities
 from partita.report.charts import Table
 from partita.report.evaluation import OutputColumn
 from partita.report.section import NamedTable, Part

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.outputs.base import ReadError
-from partita.outputs.category import LabelReader
+from partita.outputs.types.category import LabelReader
 from partita_schema.sections.outputs.category import Match
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from partita.outputs.base import ReadError
-from partita.outputs.json import JsonMetrics, JsonReader, canonical
+from partita.outputs.types.json import JsonMetrics, JsonReader, canonical
 
 STATES: list[tuple[dict[str, Any], Any]] = [
     ({"area": "north", "stars": 4}, {"area": "north", "stars": 4}),  # all right

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from partita.outputs.base import OutputType, Reader
-from partita.outputs.text import TextMetrics, TextReader
+from partita.outputs.types.text import TextMetrics, TextReader
 from partita_schema.sections.outputs.preference import PreferenceOutput
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.outputs.base import exact_sum
-from partita.outputs.label_counts import LabelCounts, LabelTable
+from partita.outputs.metrics.label_counts import LabelCounts, LabelTable
 
 MIN_LOG_PROBABILITY = -1e30
 """Replaces minus infinity, which has no difference to itself."""

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.outputs.entities import Entity, entities, tag_words
+from partita.outputs.types.entities import Entity, entities, tag_words
 
 
 def spans(tags: str) -> list[tuple[str, int, int]]:

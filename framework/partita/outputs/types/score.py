@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from partita.data.rows import digest
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip, exact_sum
-from partita.outputs.ranking import Rankings
+from partita.outputs.metrics.ranking import Rankings
 from partita_schema.sections.outputs.score import ScoreOutput
 
 if TYPE_CHECKING:

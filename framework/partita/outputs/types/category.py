@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip
-from partita.outputs.label_counts import LabelCounts
-from partita.outputs.label_forms import composed, labels_by_form
-from partita.outputs.label_scores import LabelScores, label_table
-from partita.outputs.number import DASHES
+from partita.outputs.metrics.label_counts import LabelCounts
+from partita.outputs.metrics.label_scores import LabelScores, label_table
+from partita.outputs.types.label_forms import composed, labels_by_form
+from partita.outputs.types.number import DASHES
 from partita_schema.sections.outputs.category import CategoryOutput, Match
 
 if TYPE_CHECKING:

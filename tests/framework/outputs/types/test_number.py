@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.outputs.base import ReadError
-from partita.outputs.number import NumberMetrics, NumberReader
+from partita.outputs.types.number import NumberMetrics, NumberReader
 from partita_schema.sections.outputs.number import NumberDecoder
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partita.outputs.decode import Decoder
-from partita.outputs.json import canonical
-from partita.outputs.scores import OutputScores, Scorer
+from partita.outputs.scorer import OutputScores, Scorer
+from partita.outputs.types.json import canonical
 from partita_schema.sections.outputs import METRICS_BY_NAME, SHARED_METRICS
 
 from .conftest import config_of

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from partita.outputs.base import ReadError
-from partita.outputs.tags import TagsMetrics, TagsReader
+from partita.outputs.types.tags import TagsMetrics, TagsReader
 
 TRUTHS = [
     ["B-PER", "I-PER", "O", "B-LOC"],

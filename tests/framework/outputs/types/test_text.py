@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from partita.outputs.registry import output_type
-from partita.outputs.text import ROUGE, TextMetrics
+from partita.outputs.types.text import ROUGE, TextMetrics
 from partita_schema.sections.outputs.text import TextOutput
 
 KINDS = {"rouge_1": "rouge1", "rouge_2": "rouge2", "rouge_l": "rougeL"}

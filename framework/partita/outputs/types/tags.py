@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip
-from partita.outputs.entities import OUTSIDE, entities
-from partita.outputs.label_counts import LabelCounts
+from partita.outputs.metrics.label_counts import LabelCounts
+from partita.outputs.types.entities import OUTSIDE, entities
 from partita_schema.common.text import counted
 from partita_schema.sections.features import TextInput
 from partita_schema.sections.outputs.tags import TagsOutput

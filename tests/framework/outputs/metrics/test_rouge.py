@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.outputs.rouge import common_subsequence, ngram_f1, subsequence_f1
+from partita.outputs.metrics.rouge import common_subsequence, ngram_f1, subsequence_f1
 
 TEXTS = st.lists(st.sampled_from("abcd"), max_size=80)
 

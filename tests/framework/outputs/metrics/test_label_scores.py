@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.outputs.label_scores import LabelScores
+from partita.outputs.metrics.label_scores import LabelScores
 
 
 def of_one_label(scores: Sequence[float], truths: Sequence[bool]) -> dict[str, float]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip, exact_sum
 from partita.outputs.find_json import find_json
-from partita.outputs.label_counts import LabelCounts
-from partita.outputs.label_forms import composed, labels_by_form
-from partita.outputs.label_scores import LabelScores, label_table
+from partita.outputs.metrics.label_counts import LabelCounts
+from partita.outputs.metrics.label_scores import LabelScores, label_table
+from partita.outputs.types.label_forms import composed, labels_by_form
 from partita_schema.cells import compact_json
 from partita_schema.sections.outputs.set import SetOutput
 

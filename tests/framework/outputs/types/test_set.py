@@ -18,14 +18,14 @@ from partita.lm.base import SlotRequest
 from partita.lm.decoding.grammar import Grammar
 from partita.lm.decoding.row import Row
 from partita.outputs.decode import Decoder
-from partita.outputs.scores import Scorer
+from partita.outputs.scorer import Scorer
 from partita.pipeline.fingerprint import output_input
 from partita.tokenizers.load import byte_tokenizer
 from partita_schema.errors import DataError
 from partita_schema.sections.outputs.grammar import answer_grammar
 from partita_schema.sections.outputs.set import SetOutput
 
-from .conftest import config_of
+from ..conftest import config_of
 
 LABELS = ["politics", "Sport", "sport", 'the "arts"']
 FORMATS = ("json", "comma")

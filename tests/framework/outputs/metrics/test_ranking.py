@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.outputs.ranking import Document, Rankings, normalized_gain, reciprocal_rank
+from partita.outputs.metrics.ranking import Document, Rankings, normalized_gain, reciprocal_rank
 
 documents = st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.sampled_from([0.0, 1.0, 3.0])), max_size=5)
 

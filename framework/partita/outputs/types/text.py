@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from partita.outputs.base import Metrics, OutputType, Reader, exact_sum
-from partita.outputs.rouge import ngram_f1, subsequence_f1
+from partita.outputs.metrics.rouge import ngram_f1, subsequence_f1
 from partita_schema.sections.outputs.text import TextOutput
 
 ROUGE: Mapping[str, Callable[[Sequence[str], Sequence[str]], float]] = {

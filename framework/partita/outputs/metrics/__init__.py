@@ -1,0 +1,1 @@
+"""Metrics that several output types share, or that need a file of their own."""
