@@ -6,8 +6,8 @@ from typing import Any
 
 from partita.backends.context import RunContext
 from partita.backends.refusals import ENDPOINT
+from partita.simulation.agent_sections import agent_key, other_agents
 from partita.simulation.build import section_of
-from partita.simulation.participants import agent_key, other_agents
 from partita_schema.errors import ConfigError, PartitaError, Problem
 from partita_schema.load import load_config
 from partita_schema.sections.agents import ModelAgentConfig

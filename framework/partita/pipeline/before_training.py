@@ -18,8 +18,8 @@ from partita.lm.load_model import load_model
 from partita.lm.trained_model import TrainedModel
 from partita.lm.training.exporting import origin
 from partita.pipeline.build import LocalPipeline, initial_batches
-from partita.runs.manifest import read_manifest
-from partita.runs.start_of_training import ORIGIN, num_kept_rounds, round_folder
+from partita.runs.manifest import MODEL_BEFORE_TRAINING, read_manifest
+from partita.runs.rounds import num_kept_rounds, round_folder
 from partita_schema.config import Config
 from partita_schema.errors import ModelError, PartitaError
 from partita_trainers.base import Batch
@@ -83,7 +83,7 @@ class ModelBeforeTraining:
 
     def is_origin(self, found: str) -> bool:
         """Return whether training began with the weights with this hash, as far as it is recorded."""
-        return bool(found == self.manifest.get(ORIGIN, found))
+        return bool(found == self.manifest.get(MODEL_BEFORE_TRAINING, found))
 
     def load(self, pipeline: LocalPipeline) -> GenerativeModel:
         """Load the model as training began with it. Raises PartitaError if it cannot be loaded, or has changed."""
@@ -162,4 +162,4 @@ def compute(references: References, context: ObjectiveContext, batches: Sequence
 def notes_of(run: Path | None) -> Mapping[str, Any]:
     """Return what a saved model needs of the manifest of its run to be compared with the model before training."""
     manifest = ModelBeforeTraining.of_run(run, training_rows=lambda: None).manifest
-    return {key: manifest[key] for key in (ORIGIN, "undesirable_weight") if key in manifest}
+    return {key: manifest[key] for key in (MODEL_BEFORE_TRAINING, "undesirable_weight") if key in manifest}

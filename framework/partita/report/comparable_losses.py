@@ -17,7 +17,8 @@ from partita.report.preference_rows import (
     pairs_of,
 )
 from partita.runs.listing import RunSummary
-from partita.runs.start_of_training import ORIGIN, manifest_of_training
+from partita.runs.manifest import MODEL_BEFORE_TRAINING
+from partita.runs.rounds import manifest_of_training
 
 TOKENIZER = "tokenizer.json"
 IDENTITY = ("model", "added_tokens", "normalizer", "pre_tokenizer")
@@ -136,7 +137,7 @@ def origin_of(run: RunSummary) -> str | None:
     Raises:
         PartitaError: The manifest of a round of self-training is damaged.
     """
-    origin: str | None = manifest_of_training(run.folder, run.manifest).get(ORIGIN)
+    origin: str | None = manifest_of_training(run.folder, run.manifest).get(MODEL_BEFORE_TRAINING)
     return origin
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from partita.data.episode import Episode, from_line
 from partita.runs.files import strict_json
+from partita.runs.rounds import ROUNDS, round_folder
 from partita.simulation.report import SimulationReport, column, outcomes_of
 from partita.simulation.transcripts import read_undamaged_lines
 from partita_schema.common.checksums import DamagedError, sealed, unsealed
@@ -31,8 +32,8 @@ def transcript_files(folder: Path) -> dict[str, Path]:
 
 def round_files(folder: Path) -> dict[str, Path]:
     """Return the transcripts of the finished rounds of self-training in a run directory, as `round-1` and so on."""
-    numbers = sorted(int(path.name) for path in (folder / "rounds").glob("[0-9]*") if path.name.isdecimal())
-    files = {number: transcript_files(folder / "rounds" / str(number)).get(HISTORIES[-1]) for number in numbers}
+    numbers = sorted(int(path.name) for path in (folder / ROUNDS).glob("[0-9]*") if path.name.isdecimal())
+    files = {number: transcript_files(round_folder(folder, number)).get(HISTORIES[-1]) for number in numbers}
     return {f"{ROUND}{number}": path for number, path in files.items() if path is not None}
 
 

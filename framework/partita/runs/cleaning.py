@@ -16,6 +16,7 @@ from typing import Any
 from partita.runs.listing import RunSummary, size_of
 from partita.runs.locks import LOCK, lock, try_lock_twice
 from partita.runs.manifest import MANIFESTS, read_manifest
+from partita.runs.rounds import ROUNDS
 from partita.runs.row_results import EARLIER
 from partita_schema.common.checksums import DamagedError
 from partita_schema.errors import PartitaError, ResumeError
@@ -34,7 +35,7 @@ TORN = (".*.writing", ".*.partial", ".tokens-*", ".ray-*", EARLIER)
 """Names of files in a run that a killed process has not completed or removed, as glob patterns."""
 KEY = re.compile(r"[0-9a-f]{32}")
 """Name of cached tokens."""
-MODELS = ("model", "damaged-model", "rounds")
+MODELS = ("model", "damaged-model", ROUNDS)
 """Names of models in a run; an unfinished run with one of them is kept."""
 
 
@@ -96,7 +97,7 @@ def removable_of(folder: Path, run: RunSummary, *, older_than_days: float, now: 
 
 def round_folders(folder: Path) -> list[Path]:
     """Return the directories of the rounds of self-training of a run."""
-    return sorted(path for path in (folder / "rounds").glob("*") if (path / "manifest.json").is_file())
+    return sorted(path for path in (folder / ROUNDS).glob("*") if (path / "manifest.json").is_file())
 
 
 def torn_files(folder: Path) -> list[Path]:

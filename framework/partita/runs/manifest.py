@@ -28,6 +28,8 @@ MAX_LISTED = 8
 """How many runs an error lists."""
 RUNS_WITHIN = (f"*/{MANIFESTS[0]}", f"*/*/{MANIFESTS[0]}")
 """Manifests of the runs in the folder of a cross-validation or of a sweep, as glob patterns."""
+MODEL_BEFORE_TRAINING = "model_before_training"
+"""Key with a hash of what the weights before training were loaded from."""
 
 
 def manifest_path(folder: Path) -> Path | None:

@@ -13,9 +13,9 @@ from partita.data.rows import Rows
 from partita.data.sources.sources import errors_at, open_rows
 from partita.data.user_objects import source_digest
 from partita.simulation.adapters import adapt, load_environment, tools_of
+from partita.simulation.agent_sections import build_conversation, other_agents
 from partita.simulation.contract import Environment, StepTimeoutError
 from partita.simulation.environment_server import EnvironmentServer, RemoteError
-from partita.simulation.participants import build_conversation, other_agents
 from partita.simulation.registry import CHECKERS, ROLLOUTS, TRANSCRIPTS, WORLDS, creation_error, factory
 from partita.simulation.rollout import Rollout
 from partita.simulation.transcripts import Transcripts

@@ -1,42 +1,29 @@
-"""Create the agents of a simulation from its configuration, with hashes of everything that affects their turns."""
+"""The agents of a simulation: their models, what these have room for, and the rollout with them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from partita.data.episode import AGENT
 from partita.data.rows import digest
-from partita.data.user_objects import source_digest
 from partita.generation.oom_backoff import BatchBudget
 from partita.lm.decoding.continuation import decode_continuation
 from partita.pipeline.batch_sizes import BatchSizeTuner
 from partita.pipeline.build import LocalPipeline
-from partita.simulation.agents import Agent, GoldTurns, ScriptedLines, SingleTurnAgent
+from partita.simulation.agent_sections import other_agents
+from partita.simulation.agents import Agent
 from partita.simulation.model_speaker import ModelSpec
-from partita.simulation.registry import AGENTS, factory
 from partita.simulation.rollout import Rollout
 from partita.simulation.turn_answers import build_turn_answers
 from partita.simulation.turns import TurnEncoder
-from partita.simulation.worlds import AgentConversation, World
-from partita_schema.errors import ConfigError, DataError, Problem
-from partita_schema.sections.agents import (
-    CustomWorldConfig,
-    GoldAgentConfig,
-    ModelAgentConfig,
-    ScriptedAgentConfig,
-    SelfPlayWorldConfig,
-    UserSimWorldConfig,
-)
-from partita_schema.sections.prompt import template_fields
-from partita_schema.sections.simulation import Simulation, other_agent_sections
+from partita.simulation.worlds import World
+from partita_schema.errors import ConfigError, Problem
+from partita_schema.sections.agents import ModelAgentConfig
+from partita_schema.sections.simulation import Simulation
 from partita_trainers.batch_size.probe import BatchSize
 
-SpeakingAgent: TypeAlias = ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig
-"""Agents that are models or programs; other agents speak as part of the world."""
 DEFAULT_CONTEXT_TOKENS = 2048
 """Maximum number of tokens of a dialogue if neither the model nor the configuration has a limit."""
 
@@ -56,136 +43,6 @@ class AgentModel:
         config = self.pipeline.config
         sections = config.model_dump(mode="json", include={"prompt", "generation", "input_features", "output_features"})
         return digest(self.fingerprint, repr(sections), repr(config.data.dialogue.model_dump(mode="json")))
-
-
-def other_agents(section: Simulation) -> dict[str, SpeakingAgent]:
-    """Return the agents other than the main agent by name; none for environments and replay."""
-    agents, world = section.agents, section.world
-    others: dict[str, Any] = {}
-    if isinstance(world, UserSimWorldConfig):
-        others = {"user": agents.user}
-    elif isinstance(world, SelfPlayWorldConfig):
-        others = {"partner": agents.partner or ModelAgentConfig(type="model")}
-    elif isinstance(world, CustomWorldConfig):
-        others = {key.removeprefix("others."): agent for key, agent in other_agent_sections(agents).items()}
-    assert all(
-        isinstance(agent, ModelAgentConfig | ScriptedAgentConfig | GoldAgentConfig) for agent in others.values()
-    ), "as the schema asks"
-    return others
-
-
-def agent_key(section: Simulation, name: str) -> str:
-    """Return the configuration key of an agent."""
-    return f"simulation.agents.{'others.' if name in section.agents.others else ''}{name}"
-
-
-def build_conversation(section: Simulation) -> AgentConversation:
-    """Build the world of a user simulation or of self-play."""
-    world = section.world
-    assert isinstance(world, UserSimWorldConfig | SelfPlayWorldConfig)
-    (other,) = other_agents(section)
-    return AgentConversation(
-        other,
-        max_turns=section.max_turns,
-        done=world.done,
-        agent_may_end=isinstance(world, SelfPlayWorldConfig),
-        first=world.first,
-        first_by_agent=isinstance(world, UserSimWorldConfig),
-        instruction=section.agents.agent.prompt,
-    )
-
-
-def check_columns(section: Simulation, tasks: Sequence[tuple[str, Mapping[str, object]]]) -> None:
-    """Check that every task has the columns that the templates of the configuration name.
-
-    Args:
-        section: The simulation section.
-        tasks: Key and columns of each task.
-
-    Raises:
-        DataError: A task lacks a column.
-    """
-    for where, template in templates(section):
-        for key, values in tasks:
-            missing = [name for name in template_fields(template) if name not in values]
-            if missing:
-                raise DataError(
-                    f"tasks: {key}: {where} names {{{missing[0]}}}; the task has {', '.join(map(str, values))}"
-                )
-            empty = [name for name in template_fields(template) if values[name] is None]
-            if empty:
-                raise DataError(f"tasks: {key}: {where} names {{{empty[0]}}}, which is empty in this task")
-
-
-def templates(section: Simulation) -> Iterator[tuple[str, str]]:
-    """Yield the configuration key and the text of each template."""
-    texts: dict[str, str | None] = {}
-    if isinstance(section.world, UserSimWorldConfig | SelfPlayWorldConfig):
-        texts["simulation.world.first"] = section.world.first
-        texts["simulation.agents.agent.prompt"] = section.agents.agent.prompt
-    for name, agent in other_agents(section).items():
-        key = agent_key(section, name)
-        if isinstance(agent, ModelAgentConfig):
-            texts[f"{key}.prompt"] = agent.prompt
-        elif isinstance(agent, ScriptedAgentConfig):
-            texts |= {f"{key}.lines[{number}]": line for number, line in enumerate(agent.lines)}
-    yield from ((where, text) for where, text in texts.items() if text is not None)
-
-
-# Programs
-
-
-def build_programs(section: Simulation, *, folder: Path) -> tuple[dict[str, Callable[[], Agent]], dict[str, str]]:
-    """Return factories of the agents that are programs, by agent, and hashes of their sources.
-
-    Raises:
-        ConfigError: A program was not found, or cannot be created with its options.
-    """
-    programs: dict[str, Callable[[], Agent]] = {}
-    hashes: dict[str, str] = {}
-    for name, agent in other_agents(section).items():
-        if not isinstance(agent, ModelAgentConfig):
-            key, said = agent_key(section, name), first_line(section)
-            programs[name], hashes[f"agent {name}"] = build_program(agent, key=key, folder=folder, said=said)
-    return programs, hashes
-
-
-def first_line(section: Simulation) -> Sequence[str]:
-    """Return what the other agent of a conversation has said before its first turn, as a list of at most one line."""
-    world = section.world
-    return [world.first] if isinstance(world, SelfPlayWorldConfig) and world.first is not None else []
-
-
-def build_program(
-    agent: ScriptedAgentConfig | GoldAgentConfig, *, key: str, folder: Path, said: Sequence[str]
-) -> tuple[Callable[[], Agent], str]:
-    """Return a factory of an agent's program and a hash of its source.
-
-    Args:
-        agent: Configuration of the agent.
-        key: Configuration key of the agent, for errors.
-        folder: Folder to import the program from.
-        said: Lines that count as said by the agent, before those of a script.
-
-    Raises:
-        ConfigError: The program was not found, or cannot be created with its options.
-    """
-    if isinstance(agent, GoldAgentConfig):
-        return GoldTurns, "gold"
-    if agent.program is None:
-        lines = (*said, *agent.lines)
-        return lambda: ScriptedLines(lines), digest(*lines)
-    kind = AGENTS.load(agent.program, key=f"{key}.program", folder=folder)
-    make = factory(kind, agent.options, key=f"{key}.options")
-    if callable(getattr(kind, "act", None)):
-        return make, source_digest(kind)
-    if not callable(getattr(kind, "reply", None)):
-        message = f"{kind.__name__} has neither act(contexts) nor reply(context); write one of them"
-        raise ConfigError([Problem(f"{key}.program", message)])
-    return lambda: SingleTurnAgent(make()), source_digest(kind)
-
-
-# Models
 
 
 class Participants:

@@ -12,6 +12,7 @@ from partita.data.episode import AGENT, Episode
 from partita.data.rows import Rows, digest
 from partita.pipeline.build import LocalPipeline
 from partita.runs.progress import ShowProgress
+from partita.simulation.agent_sections import check_columns, other_agents
 from partita.simulation.build import (
     Task,
     build_world,
@@ -21,15 +22,8 @@ from partita.simulation.build import (
     section_of,
     settings_of,
 )
-from partita.simulation.participants import (
-    AgentModel,
-    Participants,
-    answer_limit,
-    build_programs,
-    check_columns,
-    find_sizes,
-    other_agents,
-)
+from partita.simulation.participants import AgentModel, Participants, answer_limit, find_sizes
+from partita.simulation.programs import build_programs
 from partita.simulation.report import RolloutOutcomes, ScoreTurns, SimulationReport, outcomes_of
 from partita.simulation.reward_checker import RewardChecker
 from partita.simulation.shared_rollout import rollout

@@ -18,7 +18,7 @@ from partita.lm.training.exporting import origin
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import LocalPipeline
 from partita.runs.directory import RunDirectory
-from partita.runs.start_of_training import ORIGIN
+from partita.runs.manifest import MODEL_BEFORE_TRAINING
 from partita.runs.step_totals import step_totals
 from partita.tokenizers.saved_adapters import folder_hashes
 from partita.training.datasets import TrainingDatasets
@@ -129,10 +129,12 @@ def check_labels(config: Config, datasets: TrainingDatasets, *, warns: bool) -> 
 
 def note_origin(directory: RunDirectory, pipeline: LocalPipeline) -> None:
     """Record what the weights were loaded from, if the loss compares with the model before training."""
-    if not compares_with_start(pipeline.config) or (directory.has_checkpoints and ORIGIN in directory.manifest):
+    if not compares_with_start(pipeline.config) or (
+        directory.has_checkpoints and MODEL_BEFORE_TRAINING in directory.manifest
+    ):
         return
     if isinstance(pipeline.lm, LoadedModel):
-        directory.note(**{ORIGIN: origin(pipeline.lm)})
+        directory.note(**{MODEL_BEFORE_TRAINING: origin(pipeline.lm)})
 
 
 def note_weights(directory: RunDirectory, pipeline: LocalPipeline) -> None:

@@ -27,10 +27,12 @@ from partita.pipeline.fingerprint import model_fingerprint
 from partita.report.transcript_page import write_page
 from partita.runs.directory import RunDirectory
 from partita.runs.files import strict_json, without_infinities
+from partita.runs.rounds import round_folder
 from partita.runs.row_results import BASE
 from partita.runs.row_results import FOLDER as EVALUATIONS
 from partita.simulation.build import build_world, load_rollout_and_transcripts, open_tasks, section_of
-from partita.simulation.participants import AgentModel, build_programs
+from partita.simulation.participants import AgentModel
+from partita.simulation.programs import build_programs
 from partita.simulation.reward_checker import RewardChecker
 from partita.simulation.run import simulate
 from partita.training.round_config import check_round_configs, round_config, transcripts_source
@@ -155,7 +157,7 @@ class SelfTraining:
 
     def folder(self, number: int) -> Path:
         """Return the folder of a round."""
-        return self.directory.folder / "rounds" / str(number)
+        return round_folder(self.directory.folder, number)
 
     def weights(self, number: int) -> Path | None:
         """Return the weights after a round; for round 0 those before all rounds, or None for the base model's."""

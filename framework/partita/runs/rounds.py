@@ -1,4 +1,4 @@
-"""What a run recorded about the model before its training."""
+"""The rounds of self-training in a run directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 from partita.runs.manifest import read_manifest
 
-ORIGIN = "model_before_training"
-"""Key of the manifest with a hash of what the weights before training were loaded from."""
+ROUNDS = "rounds"
+"""Folder of a run with a directory for each round."""
 
 
 def num_kept_rounds(manifest: Mapping[str, Any]) -> int:
@@ -17,7 +17,7 @@ def num_kept_rounds(manifest: Mapping[str, Any]) -> int:
 
 def round_folder(run: Path, number: int) -> Path:
     """Return the directory of a round of self-training; 0 is the training before the first round."""
-    return run / "rounds" / str(number)
+    return run / ROUNDS / str(number)
 
 
 def manifest_of_training(run: Path, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
