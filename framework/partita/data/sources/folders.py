@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.data.formats import format_of, is_compressed
-from partita.data.formats.tables import quiet_datasets
+from partita.data.formats.datasets_loading import quiet_datasets
 from partita_schema.errors import DataError
 from partita_schema.sections.sources import HubSource
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.data.formats.tables import check_names
+from partita.data.formats.arrow_rows import check_names
 from partita.data.rows import (
     ArrowStore,
     ColumnStore,

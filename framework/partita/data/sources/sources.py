@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from partita.data.formats import EXTENSIONS, FORMATS, format_of
+from partita.data.formats.arrow_rows import readable_rows
 from partita.data.formats.base import MAX_ROW_BYTES, FileOptions, FileSlice
 from partita.data.formats.csv import found_in_file
-from partita.data.formats.tables import load, readable_rows
+from partita.data.formats.datasets_loading import load_table
 from partita.data.rows import RowKeys, Rows
 from partita.data.sources.folders import is_saved, load_saved, name_files, refuse_saved_inside
 from partita.data.sources.in_memory import open_custom, open_in_memory
@@ -192,7 +193,7 @@ def load_hub(source: HubSource, *, local: Path) -> "datasets.Dataset":
     is_local = local.is_dir()
     refuse_saved_inside(local, source.name)
     try:
-        return load(
+        return load_table(
             str(local) if is_local else source.name,
             name=source.subset,
             split=source.split,

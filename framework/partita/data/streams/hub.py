@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from partita.data.formats import FORMATS, format_of
+from partita.data.formats.arrow_rows import rows_of_batch, table_row
 from partita.data.formats.base import Position, StreamRow
-from partita.data.formats.tables import quiet_datasets, rows_of_batch, table_row
+from partita.data.formats.datasets_loading import quiet_datasets
 from partita.data.rows import digest
 from partita.data.sources.folders import is_saved, load_saved, name_files, refuse_saved_inside
 from partita.data.streams.base import Stream

@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import pytest
 
-from partita.data.formats.tables import quiet_datasets
+from partita.data.formats.datasets_loading import quiet_datasets
 from partita.data.run_data import open_run_data, open_stream
 from partita.data.sources.sources import open_rows
 from partita.data.splits import open_splits

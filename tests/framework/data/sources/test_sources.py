@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from partita.data.formats.base import WRITE_ENCODING
-from partita.data.formats.tables import quiet_datasets
+from partita.data.formats.datasets_loading import quiet_datasets
 from partita.data.rows import Rows
 from partita.data.sources.sources import open_rows
 from partita_schema.errors import DataError

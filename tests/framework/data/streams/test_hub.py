@@ -4,7 +4,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from partita.data.formats.tables import quiet_datasets
+from partita.data.formats.datasets_loading import quiet_datasets
 from partita.data.run_data import open_stream
 from partita.data.sources.sources import open_rows
 from partita.data.streams.base import Stream
