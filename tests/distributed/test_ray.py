@@ -19,7 +19,7 @@ import yaml
 
 from partita import ConfigError, JobError, Model, PartitaError
 from partita.backends.refusals import USE_THIS_PROCESS
-from partita.generation import prompts
+from partita.generation import encoded_prompts
 from partita_trainers.checkpoints.file_sums import FILE as SUMS
 
 from ..json_lines import read_json_lines, write_json_lines
@@ -144,7 +144,7 @@ def test_greedy_answers_equal_those_of_one_process(pool: Model, alone: bytes) ->
 def test_prompts_that_begin_alike_share_a_prefill_in_workers(
     pool: Model, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "PREFIX_GROUP_TOKENS", 16)
+    monkeypatch.setattr(encoded_prompts, "PREFIX_GROUP_TOKENS", 16)
     rng = random.Random(2)
     words = [f"w{number}" for number in range(60)]
     documents = [" ".join(rng.choices(words, k=24)) for _ in range(4)]
@@ -152,7 +152,7 @@ def test_prompts_that_begin_alike_share_a_prefill_in_workers(
     write_json_lines(folder / "documents.jsonl", [{"text": text, "answer": "w1"} for text in texts])
     result = pool.predict("documents.jsonl", output="shared.jsonl")
     with monkeypatch.context() as patch:
-        patch.setattr(prompts, "PREFIX_GROUP_TOKENS", 1000)
+        patch.setattr(encoded_prompts, "PREFIX_GROUP_TOKENS", 1000)
         alone = in_one_process(folder).predict("documents.jsonl", output="whole.jsonl")
     assert result.stats.prompt_tokens < 0.6 * alone.stats.prompt_tokens
     assert Path("shared.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()

@@ -11,7 +11,7 @@ from partita import Model
 from partita.data.dialogue import Expander, expanded
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.data.sources.sources import open_rows
-from partita.generation.prompts import sampling_keys
+from partita.generation.encoded_prompts import sampling_keys
 from partita.tokenizers.load import read_tokenizer
 from partita_trainers.checkpoints.file_sums import FILE as SUMS
 

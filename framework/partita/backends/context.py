@@ -19,8 +19,8 @@ from partita.data.sources.transcripts import WantedRows
 from partita.lm.model_config.encoders import with_heads
 from partita.pipeline.build import Labels
 from partita.pipeline.row_recorder import RecordedEvaluation
-from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
+from partita.runs.directory_choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.earlier_results import step_of_weights
 from partita.runs.finished import load_finished, refuse_code, trained_weights
 from partita.runs.manifest import MANIFESTS, RUNS, manifest_path, read_manifest

@@ -13,7 +13,7 @@ from partita.backends.context import RunContext
 from partita.backends.open import open_backend
 from partita.data.run_data import open_run_data
 from partita.report.folds_page import FOLDS
-from partita.runs.choice import ChosenRun, fold_folder, folds_of
+from partita.runs.directory_choice import ChosenRun, fold_folder, folds_of
 from partita.runs.files import strict_json, writing
 from partita.runs.manifest import MANIFESTS, read_manifest
 from partita_schema.common.files import write_atomically

@@ -44,7 +44,7 @@ def print_label_tables(output: str, metrics: Mapping[str, Any]) -> None:
     """
     from rich.console import Console
 
-    from partita.report.labels import error_table, label_table
+    from partita.report.label_tables import error_table, label_table
 
     for table in (label_table(output, metrics.get("per_label", {})), error_table(output, metrics.get("confusion", []))):
         if table is not None:

@@ -48,7 +48,7 @@ def tune(
     else:
         from rich.console import Console
 
-        from partita.report.terminal import print_sizes
+        from partita.report.batch_size_charts import print_sizes
 
         print_sizes(sizes, Console(file=sys.stdout, markup=False))
     if plot is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from partita.data.batching.choice import choose_batching
+from partita.data.batching.auto_batching import choose_batching
 from partita.data.batching.indexed import IndexedPlanner, Order
 from partita.data.batching.policies import FIXED_WINDOW, Policy, build_policy
 from partita.data.tokenized import TokenizedDataset

@@ -87,7 +87,7 @@ def read_repository(folder: Path, config: Mapping[str, Any], *, origin: Path) ->
         config: The configuration of the model.
         origin: Folder that relative paths of the configuration are resolved against.
     """
-    adapter, own = read_json(folder / "adapter_config.json"), read_json(folder / "config.json")
+    adapter, own = read_json_if_any(folder / "adapter_config.json"), read_json_if_any(folder / "config.json")
     has_base = (folder / BASE).is_dir()
     is_bag = isinstance(config.get("base_model"), Mapping) and config["base_model"].get("type") == "embedding_bag"
     base = adapter.get("base_model_name_or_path") if adapter else config.get("base_model")
@@ -125,7 +125,7 @@ def task_of(described: Mapping[str, Any]) -> str | None:
     return next((task for suffix, task in SUFFIXES.items() if name.endswith(suffix)), "FEATURE_EXTRACTION")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json_if_any(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if there is none."""
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
     return content

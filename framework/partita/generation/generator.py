@@ -6,8 +6,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from partita.generation.encoded_prompts import common_beginning
 from partita.generation.engine import Engine, choose_engine
-from partita.generation.prompts import Lengths, common_beginning
+from partita.generation.prompts import Lengths
 from partita.generation.requests import BatchResult, GenerationJob, GenerationSettings, RowRequests, usable_lengths
 from partita.generation.scheduler import Scheduler
 from partita.generation.sequences import generate_in_sequence

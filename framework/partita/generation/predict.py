@@ -20,11 +20,12 @@ import numpy as np
 
 from partita.data.rows import BadRow
 from partita.generation.all_rows import AllRows
+from partita.generation.encoded_prompts import EncodedPrompts
 from partita.generation.job import PredictionJob, PredictionPipeline, Tally
 from partita.generation.journals import JobJournal, open_journals
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predictions import Answer, Predictions, PredictionStats
-from partita.generation.prompts import EncodedPrompts, PromptRows, PromptSource
+from partita.generation.prompts import PromptRows, PromptSource
 from partita.generation.record import fingerprint_of
 from partita.runs.progress import READING_IS_SHOWN, NoProgress, ShowProgress
 from partita_schema.common.text import counted

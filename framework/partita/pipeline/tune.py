@@ -15,7 +15,7 @@ from partita.data.rows import Rows
 from partita.data.tokenized import TokenizedDataset
 from partita.data.training_shape import TrainingShape
 from partita.distributed.process_group import BUCKET_BYTES
-from partita.generation.prompts import EncodedPrompts
+from partita.generation.encoded_prompts import EncodedPrompts
 from partita.pipeline.batch_sizes import BatchSizes, BatchSizeTuner
 from partita.pipeline.build import LocalPipeline, Pipeline
 from partita.pipeline.eval_dataset import EvalDataset, build_eval_dataset

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from starlette.responses import JSONResponse, Response
 
-from partita.generation.prompts import EncodedPrompts
+from partita.generation.encoded_prompts import EncodedPrompts
 from partita.serving.bodies import EmbeddingsBody
 from partita.serving.errors import ApiError
 from partita.serving.rows import RowService

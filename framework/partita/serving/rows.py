@@ -12,9 +12,9 @@ import numpy as np
 from partita.data.column_checks import check_columns, check_prompt_columns
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.sources.in_memory import list_of
+from partita.generation.encoded_prompts import EncodedPrompts
 from partita.generation.job import record_of
 from partita.generation.predictions import Answer, PredictionColumns, answer_of
-from partita.generation.prompts import EncodedPrompts
 from partita.generation.record import PredictionRecord
 from partita.generation.requests import RowResult, unanswerable, usable_lengths
 from partita.pipeline.fingerprint import model_fingerprint, section_fingerprints

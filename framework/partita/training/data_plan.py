@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from partita.data.batching.choice import expected_batches, expected_padding
+from partita.data.batching.auto_batching import expected_batches, expected_padding
 from partita.data.batching.policies import Policy
 from partita_schema.common.text import counted
 from partita_schema.sections.batching import Batching

@@ -17,11 +17,11 @@ from partita.data.formatting.build import build_row_tokenizer
 from partita.data.formatting.row_tokenizer import PromptExample
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.generation.best_of import BestOf
+from partita.generation.encoded_prompts import EncodedPrompts
 from partita.generation.generator import LocalGenerator, generate_requests
 from partita.generation.job import Tally
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
-from partita.generation.prompts import EncodedPrompts
 from partita.generation.requests import GenerationSettings
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.slots.slots import Slots

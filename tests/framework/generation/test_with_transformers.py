@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partita.generation.encoded_prompts import EncodedPrompts
 from partita.generation.engine import Engine
 from partita.generation.predictions import Predictions
-from partita.generation.prompts import EncodedPrompts
 from partita.lm.base import GenerationOptions
 from partita_schema.rows import row_schema
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.report.terminal import ASCII, UNICODE, Letters, TerminalChart, draw
+from partita.report.batch_size_charts import ASCII, UNICODE, Letters, TerminalChart, draw
 
 EIGHT = TerminalChart(
     title="speed",

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from partita.runs import directory, opening
-from partita.runs.choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.directory import RunDirectory
+from partita.runs.directory_choice import ChosenRun, choose_folder, find_finished, unfinished_sibling
 from partita.runs.files import strict_json
 from partita.runs.manifest import read_manifest
 from partita.runs.opening import open_run

@@ -283,7 +283,7 @@ def shipped_generation(config: Config, *, folder: Path) -> tuple[dict[str, Any],
     for name in (FILE_NAME, "config.json"):
         path = Path(source) / name if Path(source).is_dir() else cached_file(config, source, name)
         if path is not None and path.is_file():
-            return read_json(path, name), str(path)
+            return read_settings(path, name), str(path)
     if Path(source).is_dir():
         return {}, f"{source} has no {FILE_NAME}"
     return {}, f"{source} is not downloaded: what its {FILE_NAME} says is not known before it is"
@@ -297,7 +297,7 @@ def cached_file(config: Config, source: str, name: str) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def read_json(path: Path, name: str) -> dict[str, Any]:
+def read_settings(path: Path, name: str) -> dict[str, Any]:
     """Return the settings in a file; old checkpoints have them in config.json among other keys."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))

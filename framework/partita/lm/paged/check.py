@@ -16,7 +16,7 @@ from partita.lm.checks.logit_check import REFUSALS, rounding_limit
 from partita.lm.loaded_model import TextModel
 from partita.lm.model_config.attention_windows import smallest_span, window_set_to
 from partita.lm.paged.attention import PagedAttention, ReferenceAttention
-from partita.lm.paged.choice import why_not_on_device
+from partita.lm.paged.next_token import why_not_on_device
 from partita.lm.paged.slots import PagedSlots
 from partita.lm.paged.varlen import VarlenAttention, why_no_varlen
 from partita.lm.precision import reads_inputs_on_host

@@ -16,7 +16,7 @@ from partita.lm.loaded_model import TextModel
 from partita.lm.paged.attention import PagedAttention
 from partita.lm.paged.blocks import BlockPool, blocks_for
 from partita.lm.paged.cache import PagedKVCache
-from partita.lm.paged.choice import DeviceChoice
+from partita.lm.paged.next_token import DeviceChoice
 from partita.lm.paged.prefill import PromptPart, prefill
 from partita.lm.paged.row_blocks import Cached, RowBlocks
 from partita.lm.paged.row_state import NewRow, empty_state, move_rows, start_rows, stop_rows

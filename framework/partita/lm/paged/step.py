@@ -13,7 +13,7 @@ import torch
 
 from partita.lm.paged.attention import PagedAttention, attending
 from partita.lm.paged.cache import PagedKVCache, PagedPass, written_at
-from partita.lm.paged.choice import DeviceChoice
+from partita.lm.paged.next_token import DeviceChoice
 from partita.lm.paged.row_state import RowState
 from partita_trainers.libraries.torch_internals import leave_failed_capture
 

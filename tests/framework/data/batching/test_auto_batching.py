@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partita.data.batching.choice import choose_batching, expected_batches, expected_padding
+from partita.data.batching.auto_batching import choose_batching, expected_batches, expected_padding
 from partita.data.batching.policies import build_policy
 from partita_schema.sections.batching import BucketBatching, FixedBatching, PackBatching
 

@@ -3,7 +3,7 @@ from io import BytesIO, TextIOWrapper
 import pytest
 from rich.console import Console
 
-from partita.report.terminal import print_sizes
+from partita.report.batch_size_charts import print_sizes
 from partita_trainers.batch_size.probe import BatchSize
 
 

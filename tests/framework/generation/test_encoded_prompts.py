@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from partita.data.formatting.row_tokenizer import PromptExample
-from partita.generation import prompts as generation_prompts
-from partita.generation.prompts import PREFIX_GROUP_TOKENS, EncodedPrompts
+from partita.generation import encoded_prompts
+from partita.generation.encoded_prompts import EncodedPrompts
+from partita.generation.prompts import PREFIX_GROUP_TOKENS
 from partita.lm.scripted import ScriptedModel
 from partita_schema.rows import row_schema
 
@@ -75,7 +76,7 @@ class Tokens:
 def test_prompts_that_begin_alike_are_a_prefix_group(
     make_config: Any, make_rows: Any, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
-    monkeypatch.setattr(generation_prompts, "MAX_HELD_TOKENS", held)
+    monkeypatch.setattr(encoded_prompts, "MAX_HELD_TOKENS", held)
     shared = range(9)
     first, second = ([*shared, *range(start, start + PREFIX_GROUP_TOKENS)] for start in (100, 300))
     almost = [*first[:-1], 7]

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from partita.report.labels import error_table, label_table
+from partita.report.label_tables import error_table, label_table
 
 
 def shown(table: Any, *, width: int = 80) -> str:
