@@ -9,8 +9,16 @@ from typing import Any
 import torch
 
 from partita import ConfigError, DataError, Problem
-from partita_schema.sections.trainer import CustomTrainer
-from partita_trainers import Batch, Callbacks, LanguageModel, ProbeContext, TrainerContext, TrainingProbe, TrainResult
+from partita_trainers import (
+    Batch,
+    Callbacks,
+    CustomTrainer,
+    LanguageModel,
+    ProbeContext,
+    TrainerContext,
+    TrainingProbe,
+    TrainResult,
+)
 
 DEFAULTS = {"steps": 240, "learning_rate": 1e-3, "radius": 0.02}
 

@@ -1,6 +1,7 @@
 """Trainers, their registry, and checkpoints.
 
-This package exports what users implement, trainers and objectives, and what these are given.
+This package exports what users implement, trainers and objectives, and what these are given. `CustomTrainer` is the
+section of the configuration that a trainer is created with.
 """
 
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from partita_schema.common.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from partita_schema.sections.trainer import CustomTrainer
     from partita_trainers.base import (
         Batch,
         Batches,
@@ -38,6 +40,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "partita_schema.sections.trainer": ("CustomTrainer",),
             "partita_trainers.base": (
                 *("Batch", "Batches", "Evaluate", "GlobalBatch", "LanguageModel", "ProbeContext", "Progress", "Run"),
                 *("Trainer", "TrainerContext", "TrainResult"),
@@ -58,6 +61,7 @@ __all__ = [
     "Batches",
     "Callback",
     "Callbacks",
+    "CustomTrainer",
     "Evaluate",
     "Finetune",
     "GlobalBatch",
