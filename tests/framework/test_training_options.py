@@ -1,6 +1,9 @@
 """Tests of training options, each in a short run on a real model."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +172,31 @@ def test_adapter_inits_that_use_weights_or_data_train_and_load(
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-def test_a_compiled_model_takes_the_same_steps(colours: Any, tmp_path: Path) -> None:
+def test_a_compiled_model_takes_the_same_steps(colours: Any, tmp_path: Path, caplog: Any) -> None:
     _, plain = train(colours, tmp_path / "plain", trainer={"max_steps": 3, "skip_all_evaluation": True})
     _, compiled = train(
         colours, tmp_path / "compiled", trainer={"max_steps": 3, "skip_all_evaluation": True, "compile": True}
     )
     assert losses(compiled) == pytest.approx(losses(plain), abs=1e-3)
+    warning = "trainer.compile: on a CPU, steps take longer with it, and compiling takes up to a minute"
+    assert caplog.messages.count(warning) == 1
+
+
+@pytest.mark.long
+def test_a_model_that_cannot_be_compiled_is_a_clear_error(colours: Any, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(colours.config(trainer={"max_steps": 1, "compile": True})), encoding="utf8")
+    done = subprocess.run(
+        [sys.executable, "-m", "partita", "train", config, "--run", tmp_path / "run"],
+        env=os.environ | {"CXX": str(tmp_path / "missing"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: torch.compile failed: InvalidCxxCompiler: No working C++ compiler found in ")
+    assert last.endswith("; remove trainer.compile, or install what it needs: on a CPU a C++ compiler")
 
 
 def test_a_step_with_more_batches_than_an_epoch_gives_a_warning(colours: Any, tmp_path: Path, caplog: Any) -> None:

@@ -5,20 +5,21 @@ Gradients, clipping and the weight update are separate methods, so that the call
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from partita_schema.errors import ConfigError, Problem, TrainingError
+from partita_schema.errors import ConfigError, Problem, TrainingError, shortened
 from partita_schema.sections.trainer import FinetuneTrainer
 from partita_trainers.base import Batch, LanguageModel
 from partita_trainers.batch_size.device_errors import attempt
 from partita_trainers.checkpoints.preserved_state import clear_gradients
 from partita_trainers.device_copies import PrefetchingModel
 from partita_trainers.libraries.accelerate_internals import PREPARED, reset_precision
+from partita_trainers.libraries.torch_internals import compilation_error
 from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean, prepare
 from partita_trainers.optimizers import build_optimizers, embedding_names, set_learning_rate
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -132,13 +133,17 @@ class TrainEngine:
             denominator: Denominator of the whole step: the gradients are those of the sum divided by it.
             loss_tokens: Loss tokens of the whole step. An adapter's auxiliary loss is divided among micro-batches by
                 their loss tokens.
+
+        Raises:
+            TrainingError: The module cannot be compiled.
         """
-        total, metrics = self.objective.loss(self.context, batch)
-        mean = total / denominator
-        extra = self.lm.auxiliary_loss()
-        if extra is not None:
-            mean = mean + extra * (batch.loss_tokens / loss_tokens)
-        self.accelerator.backward(mean)
+        with clear_compilation_errors() if self.config.compile else nullcontext():
+            total, metrics = self.objective.loss(self.context, batch)
+            mean = total / denominator
+            extra = self.lm.auxiliary_loss()
+            if extra is not None:
+                mean = mean + extra * (batch.loss_tokens / loss_tokens)
+            self.accelerator.backward(mean)
         return total.detach(), {name: one.detach() for name, one in metrics.items()}
 
     def prefetch(self, batch: Batch | None) -> None:
@@ -322,6 +327,19 @@ def dry_run(
         engine.release(failed=failed)
         if config.compile:
             torch.compiler.reset()  # shapes seen in the probes would change the kernels of the run
+
+
+@contextmanager
+def clear_compilation_errors() -> Iterator[None]:
+    """Raise TrainingError, with torch's reason, if a module cannot be compiled."""
+    try:
+        yield
+    except compilation_error() as error:
+        reason = shortened(
+            " ".join(str(error).partition("\n\n")[0].split()), 300
+        )  # what follows is for developers of torch
+        advice = "remove trainer.compile, or install what it needs: on a CPU a C++ compiler"
+        raise TrainingError(f"torch.compile failed: {reason}", advice) from error
 
 
 def begin_scaler_step(scaler: Any, *, device: torch.device) -> None:

@@ -81,6 +81,12 @@ def warn_of_replaced_head(pipeline: LocalPipeline) -> None:
         )
 
 
+def warn_of_slow_compilation(pipeline: LocalPipeline) -> None:
+    """Warn if `trainer.compile` is set on a CPU, where no training was faster with it."""
+    if getattr(pipeline.config.trainer, "compile", False) and pipeline.lm.device.type == "cpu":
+        logger.warning("trainer.compile: on a CPU, steps take longer with it, and compiling takes up to a minute")
+
+
 def note_missing_validation(config: Config) -> None:
     """Log what a run without validation rows cannot do: a warning for keys that have no effect."""
     trainer = config.trainer

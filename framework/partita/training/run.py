@@ -39,6 +39,7 @@ from partita.training.notes import (
     warn_of_replaced_head,
     warn_of_replaced_mix,
     warn_of_single_labels,
+    warn_of_slow_compilation,
 )
 from partita.training.trainer_result import check_result, plain_result, report_unless_reported, save_unless_saved
 from partita_schema.config import Config
@@ -172,6 +173,7 @@ def prepare_run(
     if process_group.rank == 0:
         warn_of_replaced_mix(config, data)
         warn_of_single_labels(config, pipeline.labels)
+        warn_of_slow_compilation(pipeline)
         if not directory.has_checkpoints:
             warn_of_replaced_head(pipeline)
     datasets, ledger = build_datasets(pipeline, data, directory, process_group=process_group)

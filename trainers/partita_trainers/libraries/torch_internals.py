@@ -101,6 +101,16 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def compilation_error() -> type[Exception]:
+    """Return the base class of what a compiled module raises if it cannot be compiled.
+
+    `torch._dynamo.exc.TorchDynamoException`; the public API of `torch.compile` names none.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    return TorchDynamoException
+
+
 def has_fbgemm_int8_linear() -> bool:
     """Return whether this build of torch has `torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32`."""
     return hasattr(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
