@@ -267,10 +267,10 @@ LLAMA_22M = {
 def measured(config: Row, run: Path) -> Row:
     """Train; return megabytes above those at the start, and CPU seconds of steps."""
     from partita.model import Model
-    from partita_trainers import finetune
+    from partita_trainers import finetune_run
     from partita_trainers.batch_size.linux import exact_allocations
 
-    take_step, begun, peaks, seconds = finetune.take_step, memory("VmRSS"), [0.0], [0.0]
+    take_step, begun, peaks, seconds = finetune_run.take_step, memory("VmRSS"), [0.0], [0.0]
 
     def watched(*given: Any, **named: Any) -> Any:
         if named["number"] == MEASURED_FROM:
@@ -283,7 +283,7 @@ def measured(config: Row, run: Path) -> Row:
             peaks.append(memory("VmHWM"))
         return found
 
-    finetune.take_step = watched  # type: ignore[assignment]
+    finetune_run.take_step = watched  # type: ignore[assignment]
     with exact_allocations():
         Model(config, quiet=True).train(run=run)
     manifest = json.loads((run / "manifest.json").read_text("utf8"))

@@ -233,7 +233,7 @@ def train_timed(config: Mapping[str, Any], data: Any = None) -> tuple[list[Row],
     import torch
 
     from partita.model import Model
-    from partita_trainers.finetune import FinetuneRun
+    from partita_trainers.finetune_run import FinetuneRun
 
     torch.set_num_threads(1)
     loops: list[Spent] = []

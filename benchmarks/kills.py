@@ -127,7 +127,7 @@ def kill_training(folder: Path, kind: str, config: Row, count: int, kills: int, 
 def train(config: Row, run: Path) -> None:
     """Train from the newest checkpoint, and record a hash of each step before it runs."""
     from partita.model import Model
-    from partita_trainers.finetune import FinetuneRun
+    from partita_trainers.finetune_run import FinetuneRun
 
     take_step = FinetuneRun.take_step
 

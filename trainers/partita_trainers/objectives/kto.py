@@ -20,7 +20,8 @@ from partita_schema.errors import ConfigError, DataError, Problem
 from partita_schema.sections.trainer import KtoTrainer
 from partita_trainers.base import Batch, IndexedBatches, ProbeContext
 from partita_trainers.device_copies import to_device
-from partita_trainers.finetune import Finetune, FinetuneRun
+from partita_trainers.finetune import Finetune
+from partita_trainers.finetune_run import FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.objectives.prepare_references import prepare_references, with_copy
 from partita_trainers.objectives.references import (

@@ -15,7 +15,8 @@ from partita_schema.sections.objectives import DpoLoss, OrpoLoss, SimpoLoss
 from partita_schema.sections.trainer import PreferenceTrainer
 from partita_trainers.base import Batch, ProbeContext
 from partita_trainers.device_copies import to_device
-from partita_trainers.finetune import Finetune, FinetuneRun
+from partita_trainers.finetune import Finetune
+from partita_trainers.finetune_run import FinetuneRun
 from partita_trainers.objective import ObjectiveContext, ObjectiveRow, WeightedMean
 from partita_trainers.objectives.pair_losses import Pairs, compares_means, pair_function
 from partita_trainers.objectives.prepare_references import is_in_step, prepare_references, with_copy

@@ -39,7 +39,7 @@ from partita_trainers.steps.step import open_steps
 from partita_trainers.training_probe import Begin, TakeStep, TrainingProbe
 
 if TYPE_CHECKING:
-    from partita_trainers.finetune import FinetuneRun
+    from partita_trainers.finetune_run import FinetuneRun
 
 logger = logging.getLogger(__name__)
 
