@@ -17,6 +17,7 @@ from typing import Any
 from partita.runs.cost import Cost
 from partita.runs.files import strict_json, without_infinities
 from partita.runs.manifest import now, read_manifest
+from partita.runs.plain_values import plain_values
 from partita.runs.progress import show_progress
 from partita.runs.tracking import Trackers
 from partita_schema.common.checksums import sealed
@@ -59,7 +60,8 @@ class RunDirectory:
         """Append a record to log.jsonl, and pass it to the trackers.
 
         Raises:
-            ConfigError: The record of a custom trainer has no step, which is a whole number.
+            ConfigError: The record of a custom trainer has no step, which is a whole number, or a value that cannot be
+                written as JSON.
         """
         if not isinstance(record.get("step"), Integral):
             message = (
@@ -67,6 +69,7 @@ class RunDirectory:
                 'write one, such as {"step": 1, "loss": 0.5}'
             )
             raise ConfigError([Problem("trainer.target", message)])
+        record = plain_values(record, method="run.log_step")
         with (self.folder / "log.jsonl").open("a", encoding="utf8") as file:
             file.write(strict_json(record) + "\n")
         self.trackers.log({f"train/{key}": value for key, value in record.items()}, step=record["step"])
@@ -90,7 +93,8 @@ class RunDirectory:
         self.note(evaluations=evaluations, resumed=resumed)
 
     def report(self, metrics: Mapping[str, float], *, step: int, split: str) -> None:
-        """Record the metrics of a split, and pass them to the trackers."""
+        """Record the metrics of a split, and pass them to the trackers. Raises ConfigError as `note` does."""
+        metrics = plain_values(metrics, method="run.report")
         latest = {**self.manifest.get("metrics", {}), split: dict(metrics)}
         evaluations = [*self.manifest.get("evaluations", []), {"step": step, "split": split, **metrics}]
         self.note(metrics=latest, evaluations=evaluations)
@@ -100,7 +104,11 @@ class RunDirectory:
         """Store values in manifest.json, with what the run has taken so far.
 
         If one of the values cannot be written, none of them is kept, so that the next ones can be written.
+
+        Raises:
+            ConfigError: A value cannot be written as JSON.
         """
+        values = plain_values(values, method="run.note")
         cost = {} if self.cost is None else {"cost": self.cost_so_far}
         noted = {**self.manifest, **cost, **values, "updated": now()}
         manifest = strict_json(sealed(without_infinities(ManifestRecord().dump(noted))), indent=2)

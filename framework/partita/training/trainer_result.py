@@ -8,6 +8,7 @@ from pathlib import Path
 
 from partita.pipeline.build import LocalPipeline
 from partita.runs.directory import RunDirectory
+from partita.runs.plain_values import scalar
 from partita_schema.errors import ConfigError, Problem, shortened
 from partita_trainers.base import Metrics, Trainer, TrainResult
 
@@ -36,13 +37,13 @@ def mistake_of(result: object) -> str | None:
         if not isinstance(metrics, Mapping):
             return f"{shortened(repr(metrics))} as the metrics of {split}"
         for name, value in metrics.items():
-            if not isinstance(value, Real):
+            if not isinstance(scalar(value), Real):
                 return f"{shortened(repr(value))} as the metric {name} of {split}"
     return None
 
 
 def plain_result(result: TrainResult) -> TrainResult:
-    """Return a result with Python's own numbers, which can be written as JSON; those of numpy cannot."""
+    """Return a result with Python's own numbers, which can be written as JSON; those of numpy and torch cannot."""
     metrics = {
         split: {name: float(value) for name, value in values.items()} for split, values in result.metrics.items()
     }

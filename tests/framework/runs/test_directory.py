@@ -6,7 +6,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from partita.runs import directory, opening
@@ -142,6 +144,24 @@ def test_a_finished_run_stays_finished_if_its_next_start_trains_nothing(
         start()
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert caplog.messages[-1] == f"the run in {tmp_path} stays finished, as it was"
+
+
+def test_numbers_of_numpy_and_torch_are_recorded_and_other_values_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as run:
+        run.log_step({"step": np.int64(1), "loss": np.float32(0.5)})
+        run.report({"loss": torch.tensor(0.25)}, step=1, split="validation")
+        run.note(learning_rate=np.float64(0.125))
+        for method, record in (
+            ("log_step", lambda: run.log_step({"step": 2, "loss": {1}})),
+            ("report", lambda: run.report({"loss": {1}}, step=2, split="validation")),  # type: ignore[dict-item]
+            ("note", lambda: run.note(learning_rate={1})),
+        ):
+            with pytest.raises(ConfigError) as caught:
+                record()
+            assert str(caught.value).startswith(f"trainer.target: run.{method} got {{1}} as ")
+    assert read_json_lines(tmp_path / "log.jsonl") == [{"step": 1, "loss": 0.5}]
+    assert manifest(tmp_path)["evaluations"] == [{"step": 1, "split": "validation", "loss": 0.25}]
+    assert manifest(tmp_path)["learning_rate"] == 0.125
 
 
 def on_other_data(source: str) -> Config:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from partita import ConfigError, Model, TrainingError
 from partita.runs.opening import open_run
-from partita.training.trainer_result import EXAMPLE, check_result, report_unless_reported
+from partita.training.trainer_result import EXAMPLE, check_result, plain_result, report_unless_reported
 from partita_schema.load import load_config
 from partita_trainers import TrainResult
 from partita_trainers.zero_shot import ZeroShot
@@ -109,6 +110,12 @@ def test_the_part_of_a_result_that_does_not_fit_is_named(result: object, found: 
     with pytest.raises(ConfigError, match=re.escape(f"ZeroShot.train returned {found}; return a TrainResult")):
         check_result(result, trainer)
     check_result(TrainResult(run=Path("run"), metrics={"test": {"loss": 1}}, steps=0), trainer)
+
+
+def test_a_tensor_without_dimensions_is_a_metric() -> None:
+    result = TrainResult(run=Path("run"), metrics={"test": {"loss": torch.tensor(0.5)}}, steps=1)  # type: ignore[dict-item]
+    check_result(result, ZeroShot(None))  # type: ignore[arg-type]
+    assert plain_result(result).metrics == {"test": {"loss": 0.5}}
 
 
 @pytest.mark.parametrize(
