@@ -1,7 +1,7 @@
 """Tests of a custom objective, written with public names only, in the training loop."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +266,44 @@ def test_a_denominator_that_is_not_positive_is_refused_before_the_first_step(
         "count what the loss is averaged over"
     )
     assert torch.equal(weights(work), before)
+
+
+class Wrong(Named):
+    """Cross-entropy, and a function that changes what `loss` returns."""
+
+    def __init__(self, change: Callable[[torch.Tensor], object], denominator: Any = 1.0) -> None:
+        super().__init__(denominator)
+        self.change = change
+
+    def loss(self, context: ObjectiveContext, batch: Batch) -> Any:
+        return self.change(CROSS_ENTROPY.loss(context, batch)[0])
+
+
+RETURN = "; return (sum, metrics): a tensor with one number, and a dict"
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (Wrong(lambda total: (total, {}), None), "Wrong.denominator returned None; return a number"),
+        (Wrong(lambda total: "loss"), f"Wrong.loss returned 'loss'{RETURN}"),
+        (Wrong(lambda total: (0.5, {})), f"Wrong.loss returned 0.5 as the sum{RETURN}"),
+        (Wrong(lambda total: (torch.ones(2), {})), f"Wrong.loss returned tensor([1., 1.]) as the sum{RETURN}"),
+        (Wrong(lambda total: (total, None)), f"Wrong.loss returned None as the metrics{RETURN}"),
+        (
+            Wrong(lambda total: (total, {"x": 0.5})),
+            f"Wrong.loss returned 0.5, which is no WeightedMean, as the metric x{RETURN}",
+        ),
+        (
+            Wrong(lambda total: (total.detach(), {})),
+            "Wrong.loss returned a sum that does not depend on the weights of the model",
+        ),
+    ],
+)
+def test_what_an_objective_returns_wrongly_is_named_with_its_class(make: Any, objective: Any, message: str) -> None:
+    with pytest.raises(TrainingError) as caught:
+        trained(make("run"), objective)
+    assert str(caught.value) == message
 
 
 class OfHardRows(Finetune):

@@ -20,7 +20,15 @@ from partita_trainers.checkpoints.preserved_state import clear_gradients
 from partita_trainers.device_copies import PrefetchingModel
 from partita_trainers.libraries.accelerate_internals import PREPARED, reset_precision
 from partita_trainers.libraries.torch_internals import compilation_error
-from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, WeightedMean, prepare
+from partita_trainers.objective import (
+    CROSS_ENTROPY,
+    Objective,
+    ObjectiveContext,
+    WeightedMean,
+    denominator_of,
+    loss_of,
+    prepare,
+)
 from partita_trainers.optimizers import build_optimizers, embedding_names, set_learning_rate
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 from partita_trainers.sharding import Shards, communication_errors, full_params, full_state, full_tensor
@@ -135,14 +143,17 @@ class TrainEngine:
                 their loss tokens.
 
         Raises:
-            TrainingError: The module cannot be compiled.
+            TrainingError: The module cannot be compiled, or the objective has returned something unusable.
         """
         with clear_compilation_errors() if self.config.compile else nullcontext():
-            total, metrics = self.objective.loss(self.context, batch)
+            total, metrics = loss_of(self.objective, self.context, batch)
             mean = total / denominator
             extra = self.lm.auxiliary_loss()
             if extra is not None:
                 mean = mean + extra * (batch.loss_tokens / loss_tokens)
+            if not mean.requires_grad:
+                called = f"{type(self.objective).__name__}.loss"
+                raise TrainingError(f"{called} returned a sum that does not depend on the weights of the model")
             self.accelerator.backward(mean)
         return total.detach(), {name: one.detach() for name, one in metrics.items()}
 
@@ -200,7 +211,7 @@ class TrainEngine:
         """
         set_learning_rate(self.raw_optimizers, 0.0)
         loss_tokens = sum(batch.loss_tokens for batch in batches)
-        denominator = sum(self.objective.denominator(batch) for batch in batches)
+        denominator = sum(denominator_of(self.objective, batch) for batch in batches)
         try:
             # A rank that runs out of memory would leave the others waiting in an exchange: there is none in a dry run.
             prepare(self.objective, ObjectiveContext(self.lm, self.module), batches)

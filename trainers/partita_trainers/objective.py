@@ -9,9 +9,9 @@ results depend neither on the number of micro-batches nor on the number of ranks
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
-from partita_schema.errors import TrainingError
+from partita_schema.errors import TrainingError, shortened
 from partita_trainers.base import Batch, LanguageModel, Metrics, Trainer
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
 
@@ -114,6 +114,48 @@ def prepare(objective: Objective, context: ObjectiveContext, batches: Iterable[B
     """Run `prepare` and `exchange` of an objective where no other rank waits for this one, as in probes of memory."""
     objective.prepare(context, batches)
     exchange(objective, context)
+
+
+def denominator_of(objective: Objective, batch: Batch) -> float:
+    """Return the objective's denominator of a micro-batch. Raises TrainingError if it has returned no number."""
+    denominator: object = objective.denominator(batch)
+    if getattr(denominator, "ndim", None) == 0 and hasattr(denominator, "item"):  # of numpy or torch
+        denominator = denominator.item()
+    if isinstance(denominator, int | float):
+        return denominator
+    called = f"{type(objective).__name__}.denominator"
+    raise TrainingError(f"{called} returned {shortened(repr(denominator))}; return a number")
+
+
+def loss_of(
+    objective: Objective, context: ObjectiveContext, batch: Batch
+) -> "tuple[torch.Tensor, Mapping[str, WeightedMean]]":
+    """Return the objective's sum over a micro-batch, and its metrics.
+
+    Raises:
+        TrainingError: It has returned something else.
+    """
+    result: object = objective.loss(context, batch)
+    found = mistake_in(result)
+    if found is None:
+        return cast("tuple[torch.Tensor, Mapping[str, WeightedMean]]", result)
+    called = f"{type(objective).__name__}.loss"
+    raise TrainingError(f"{called} returned {found}; return (sum, metrics): a tensor with one number, and a dict")
+
+
+def mistake_in(result: object) -> str | None:
+    """Return what is wrong with the result of `Objective.loss`; None if nothing is."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        return shortened(repr(result))
+    total, metrics = result
+    if getattr(total, "ndim", None) != 0 or not callable(getattr(total, "backward", None)):
+        return f"{shortened(repr(total))} as the sum"
+    if not isinstance(metrics, Mapping):
+        return f"{shortened(repr(metrics))} as the metrics"
+    for name, mean in metrics.items():
+        if not isinstance(mean, WeightedMean):
+            return f"{shortened(repr(mean))}, which is no WeightedMean, as the metric {name}"
+    return None
 
 
 class ObjectiveRow(NamedTuple):

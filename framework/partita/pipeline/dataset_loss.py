@@ -25,7 +25,9 @@ from partita_trainers.objective import (
     Objective,
     ObjectiveContext,
     RowObjective,
+    denominator_of,
     exchange,
+    loss_of,
     metric_values,
 )
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -147,7 +149,7 @@ def dataset_loss(
             for indices_n, batch in batches_of(indices=indices).numbered():
                 loss = batch_loss(objective, context, batch, budget=budget)
                 sums[source] = LossSums.merge([sums[source], loss.sums])
-                counts[source] += objective.denominator(batch)
+                counts[source] += denominator_of(objective, batch)
                 if rows is not None:
                     rows.set(indices_n, loss, weights_of_rows(batch, objective))
     if process_group.world_size > 1:
@@ -279,7 +281,7 @@ def weights_of_rows(batch: Batch, objective: Objective) -> np.ndarray:
 def one_pass(objective: Objective, context: ObjectiveContext, batch: Batch) -> BatchLoss:
     """Run the model once, and return the sums of an objective over a batch, and of each row if it has any."""
     if objective is not CROSS_ENTROPY:
-        total, metrics = objective.loss(context, batch)
+        total, metrics = loss_of(objective, context, batch)
         sums = LossSums.merge([LossSums(float(total), metrics)])
         if not isinstance(objective, RowObjective):
             return BatchLoss(sums, None)

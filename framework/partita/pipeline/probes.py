@@ -15,7 +15,7 @@ from partita.generation.engine import Engine
 from partita.lm.base import PADDED, SHORTEST_PREFIX, BatchSupport, GenerationOptions, GenerativeModel
 from partita_trainers.batch_size.clock import now
 from partita_trainers.batch_size.probe import Purpose, Timing, Volume
-from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, has_branches, prepare
+from partita_trainers.objective import CROSS_ENTROPY, Objective, ObjectiveContext, has_branches, loss_of, prepare
 from partita_trainers.training_probe import worst_batch
 
 MAX_ELEMENTS = 2**31 - 1
@@ -158,7 +158,7 @@ class EvaluationProbe:
         context = ObjectiveContext(self.lm, self.lm.module)
         with torch.no_grad():
             prepare(self.objective, context, [batch])
-            self.objective.loss(context, batch)
+            loss_of(self.objective, context, batch)
         return Timing(prefill_seconds=now(self.lm.device) - started)
 
     def estimated_bytes(self, rows: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita_trainers.base import Batch, GlobalBatch
-from partita_trainers.objective import Objective, WeightedMean, metric_values
+from partita_trainers.objective import Objective, WeightedMean, denominator_of, metric_values
 from partita_trainers.process_group import ProcessGroup
 
 
@@ -33,7 +33,7 @@ class StepStats:
         return cls(
             batches=sum(batch.loss_tokens > 0 for batch in batches),
             rows=sum(batch.rows for batch in batches),
-            denominator=sum(objective.denominator(batch) for batch in batches),
+            denominator=sum(denominator_of(objective, batch) for batch in batches),
             loss_tokens=sum(batch.loss_tokens for batch in batches),
             tokens=sum(batch.tokens for batch in batches),
             padded_tokens=sum(batch.input_ids_BT.numel() for batch in batches),

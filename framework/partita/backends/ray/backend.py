@@ -47,7 +47,7 @@ from partita_schema.sections.model import ScratchModel
 from partita_trainers.base import Batch, TrainResult
 from partita_trainers.batch_size.probe import BatchSize
 from partita_trainers.callback_setup import callback_classes
-from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective
+from partita_trainers.objective import CROSS_ENTROPY, LossSums, Objective, denominator_of
 from partita_trainers.objectives.of_config import compares_with_start, evaluation_objective
 from partita_trainers.process_group import SINGLE_PROCESS
 from partita_trainers.registry import build_trainer
@@ -245,7 +245,7 @@ class RayEvaluator:
         def tasks() -> Iterator[tuple[Batch, Objective]]:
             for indices_n, batch in batches.numbered():
                 sent.append((indices_n, weights_of_rows(batch, objective)))
-                counts.append(objective.denominator(batch))
+                counts.append(denominator_of(objective, batch))
                 yield batch, objective
 
         losses: list[BatchLoss] = pool.each("loss", tasks(), size=size)
