@@ -269,7 +269,7 @@ def test_answers_end_at_the_decoder_and_prompts_at_the_encoder(tmp_path: Path) -
     rows = [{"text": text} for text in ("a" * 14, "a" * 15, "b")]
     found = list(Model(config, quiet=True).predict(rows))
     assert [answer["status"] for answer in found] == ["ok", "error", "ok"]
-    assert "the prompt has 17 tokens, and the encoder reads 16" in found[1]["error"]
+    assert "the prompt is longer than the 16 tokens that the encoder reads" in found[1]["error"]
     assert all(answer["tokens"] <= 16 for answer in (found[0], found[2]))
 
 
@@ -360,5 +360,5 @@ def test_commands_train_and_preview_or_refuse(
 def test_a_dialogue_without_room_for_the_encoder_is_an_error_with_the_fix(tmp_path: Path) -> None:
     base = save_encoder_decoder(tmp_path / "base", "bart", context=16)
     config = make_config(base, **DIALOGUE)
-    with pytest.raises(DataError, match=r"the encoder reads 16; .*data.dialogue: \{context_tokens: ...\} shows less"):
+    with pytest.raises(DataError, match=r"the encoder reads; .*data.dialogue: \{context_tokens: ...\} shows less"):
         Model(config, quiet=True).train(DIALOGUES, run=tmp_path / "run")

@@ -28,7 +28,7 @@ BAD_PAIRS = [
         {"answer": "abcdefgh1", "worse": "abcdefgh2"},
         "the answers in the columns answer and worse are equal after 2 tokens beyond the length limits are cut off",
     ),
-    ({"question": "q" * 64}, "the prompt has 64 tokens, which leaves no room for an answer within 64"),
+    ({"question": "q" * 64}, "the prompt leaves no room for an answer within 64 tokens"),
 ]
 BAD_LABELS = [({"liked": "so so"}, "column liked: 'so so' does not say whether the answer is good; write")]
 

@@ -304,7 +304,7 @@ def test_rows_that_cannot_be_scored_have_a_reason(trained: Path) -> None:
         "column rejected is missing or empty",
         "column answer is missing or empty; write an answer to score there, or two in chosen and rejected",
         "the answer is 7 tokens too long, and its end decides the score",
-        "the prompt has 20 tokens, which leaves no room for an answer within 16",
+        "the prompt leaves no room for an answer within 16 tokens",
         "the answers in the columns chosen and rejected are equal",
         None,
     ]

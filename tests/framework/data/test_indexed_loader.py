@@ -399,7 +399,7 @@ def test_bad_rows_are_recorded_with_reasons_and_the_rest_is_encoded(tmp_path: Pa
     assert (counts.rows, counts.used, counts.cut, counts.cut_tokens, counts.left_out) == (15, 13, 1, 5, 2)
     assert dict(counts.reasons) == {
         "column question is missing or empty": 1,
-        "the prompt has 70 tokens, which leaves no room for an answer within 64": 1,
+        "the prompt leaves no room for an answer within 64 tokens": 1,
     }
     records = read_json_lines(tmp_path / "quarantine.jsonl")
     assert [(record["key"], record["row"]["answer"]) for record in records] == [

@@ -167,7 +167,7 @@ def test_pairs_that_cannot_be_compared_are_in_the_quarantine_with_the_reason(tmp
     assert [record["reasons"] for record in records] == [
         ["the answers in the columns chosen and rejected are equal"],
         ["column rejected is missing or empty"],
-        ["the prompt has 64 tokens, which leaves no room for an answer within 64"],
+        ["the prompt leaves no room for an answer within 64 tokens"],
         [
             (
                 "the answers in the columns chosen and rejected are equal after 11 tokens beyond the length limits are "

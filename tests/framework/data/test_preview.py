@@ -220,7 +220,7 @@ def test_rows_without_answers_show_only_prompts(make_config: Make) -> None:
     result = preview(config, folder=Path(), dataset=[{"question": "why?"}, {"question": "q" * 20}], count=2)
 
     assert result.rows[0].pieces == (PreviewSpan("why?", False),)
-    assert result.rows[1].reasons == ("the prompt has 20 tokens, which leaves no room for an answer within 20",)
+    assert result.rows[1].reasons == ("the prompt leaves no room for an answer within 20 tokens",)
     assert "⟦" not in printed(result, terminal=False)
 
 

@@ -243,7 +243,7 @@ class RowTokenizer:
         if not prompt:
             error = "the prompt is empty"
         elif self.max_length is not None and len(prompt) >= self.max_length:
-            error = too_long(len(prompt), self.max_length) + self._advice()
+            error = no_room(self.max_length) + self._advice()
         return PromptExample(key, formatted.text, prompt, error, formatted.cut_tokens)
 
     def _example(self, formatted: FormattedText, ids: Sequence[list[int]], key: str) -> Example:
@@ -265,7 +265,7 @@ class RowTokenizer:
             raise RowError("the prompt is empty")
         limit = len(tokens) if self.max_length is None else self.max_length
         if spans[0][0] >= limit:
-            raise RowError(too_long(spans[0][0], limit) + self._advice())
+            raise RowError(no_room(limit) + self._advice())
         needed = spans[-1][1]  # what a template writes after the last turn may be dropped
         spans = [(start, min(end, limit)) for start, end in spans if start < limit]
         # Tokens without loss after the last answer that fits would only take memory.
@@ -375,6 +375,6 @@ def tokens_after(segments: Sequence[Segment], ids: Sequence[list[int]], index: i
     return sum(len(part) for _, part in later) if any(segment.supervised for segment, _ in later) else 0
 
 
-def too_long(prompt: int, limit: int) -> str:
-    """Return the message for a prompt without room for an answer."""
-    return f"the prompt has {prompt:,} tokens, which leaves no room for an answer within {limit:,}"
+def no_room(limit: int) -> str:
+    """Return the message for a prompt without room for an answer, the same for prompts of any length."""
+    return f"the prompt leaves no room for an answer within {limit:,} tokens"

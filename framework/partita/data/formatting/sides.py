@@ -11,7 +11,7 @@ from typing import Any
 
 from partita.data.formatting.base import FormattedText, Row, Segment
 from partita.data.formatting.formatter import Formatter
-from partita.data.formatting.row_tokenizer import Example, PromptExample, RowTokenizer
+from partita.data.formatting.row_tokenizer import Example, PromptExample, RowTokenizer, no_room
 from partita_schema.errors import RowError
 
 
@@ -102,11 +102,11 @@ def prompt_problem(prompt: Sequence[int], limits: SideLimits, *, total: int | No
         return "the prompt is empty"
     if limits.prompt is not None and len(prompt) > limits.prompt:
         return (
-            f"the prompt has {len(prompt):,} tokens, and the encoder reads {limits.prompt:,}; "
+            f"the prompt is longer than the {limits.prompt:,} tokens that the encoder reads; "
             "preprocessing: {max_sequence_length: ...} of an input cuts it"
         )
     if total is not None and len(prompt) >= total:
-        return f"the prompt has {len(prompt):,} tokens, which leaves no room for an answer within {total:,}"
+        return no_room(total)
     return None
 
 

@@ -242,8 +242,7 @@ def test_a_truncated_dialogue_ends_with_its_last_loss_token(make_config: Make, t
         assert example.cut_tokens == cut
     [refused] = examples(encoder_of(make_config, tokenizer, limit=3, data=packed), ROW)
     assert str(refused) == (
-        "the prompt has 3 tokens, which leaves no room for an answer within 3; "
-        "data.dialogue: {context_tokens: ...} shows less of it"
+        "the prompt leaves no room for an answer within 3 tokens; data.dialogue: {context_tokens: ...} shows less of it"
     )
 
 

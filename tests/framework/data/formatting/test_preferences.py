@@ -134,7 +134,7 @@ def test_cut_inputs_are_counted_once() -> None:
                 "cut off"
             ),
         ),
-        (ROW, {"context_length": 4}, "the prompt has 4 tokens, which leaves no room for an answer within 4"),
+        (ROW, {"context_length": 4}, "the prompt leaves no room for an answer within 4 tokens"),
         (ROW | {"rejected": " "}, {}, "column rejected is missing or empty"),
         (ROW | {"chosen": None}, {}, "column chosen is missing or empty"),
         (ROW | {"rejected": "\ud800"}, {}, "column rejected: not Unicode: half of a surrogate pair"),

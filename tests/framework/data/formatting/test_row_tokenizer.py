@@ -125,7 +125,7 @@ def test_a_bos_token_precedes_plain_prompts_once_and_never_chats(make_config: Ma
 
 def test_rows_without_room_for_an_answer_or_without_text_are_refused(make_config: Make, tokenizer: Any) -> None:
     row_tokenizer = encoder_of(make_config(), tokenizer, 5)
-    room = "the prompt has 5 tokens, which leaves no room for an answer within 5"
+    room = "the prompt leaves no room for an answer within 5 tokens"
 
     with pytest.raises(RowError, match=f"^{room}$"):
         row_tokenizer.encode({"question": "five!", "answer": "x"}, key="k")

@@ -100,13 +100,13 @@ def test_each_side_has_its_own_limit_and_the_row_has_one_for_both() -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_an_error_that_says_so() -> None:
-    message = "the prompt has 6 tokens, and the encoder reads 5; preprocessing: {max_sequence_length: ...} of an input"
+    message = "the prompt is longer than the 5 tokens that the encoder reads; preprocessing: {max_sequence_length: ..."
     row_tokenizer = build(reads=5)
     with pytest.raises(RowError, match=message):
         row_tokenizer.encode(ROW, key="1")
     assert message in (row_tokenizer.encode_prompt(ROW, key="1").error or "")
     whole = build(preprocessing={"global_max_sequence_length": 6})
-    with pytest.raises(RowError, match="the prompt has 6 tokens, which leaves no room for an answer within 6"):
+    with pytest.raises(RowError, match="the prompt leaves no room for an answer within 6 tokens"):
         whole.encode(ROW, key="1")
     cut = [{"name": "text", "type": "text", "preprocessing": {"max_sequence_length": 4}}]
     example = build(reads=5, input_features=cut).encode(ROW, key="1")
