@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from partita.data.short_floats import SHORT, convert_rows, converters, same_text
 from partita_schema.json_values import is_too_deep
 
 if TYPE_CHECKING:
@@ -270,6 +272,10 @@ class FrameStore:
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
+        kinds = {column: str(kind).lower().partition("[")[0] for column, kind in frame.dtypes.items()}
+        self._converters = {
+            column: partial(same_text, kind=SHORT[kind]) for column, kind in kinds.items() if kind in SHORT
+        }
 
     def __len__(self) -> int:
         return len(self._frame)
@@ -280,6 +286,7 @@ class FrameStore:
         rows = part.to_dict("records")
         for index, column in zip(*missing.nonzero(), strict=True):
             rows[index][part.columns[column]] = None
+        convert_rows(rows, self._converters)
         return [{str(name): value for name, value in row.items()} for row in rows]
 
 
@@ -290,12 +297,14 @@ class ArrowStore:
         from datasets.table import InMemoryTable
 
         self._table = InMemoryTable(table)
+        self._converters = converters(table.schema)
 
     def __len__(self) -> int:
         return len(self._table)
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self._table.fast_gather(indices).to_pylist() if len(indices) else []
+        convert_rows(rows, self._converters)
         return rows
 
 
@@ -304,13 +313,16 @@ class DatasetStore:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset.with_format(None)
+        self._converters = converters(dataset.data.schema)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def read(self, indices: np.ndarray) -> list[dict[str, Any]]:
         columns = self._dataset[indices.tolist()]
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        convert_rows(rows, self._converters)
+        return rows
 
 
 def hash_rows(store: Store, indices: np.ndarray | None = None) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from partita.data.formats.base import MAX_RAW, StreamRow
 from partita.data.rows import ArrowStore, BadRow, DatasetStore, RowKeys, Rows, Store, hash_rows
+from partita.data.short_floats import convert_rows, converter_of, converters
 from partita_schema.common.text import first_repeated
 from partita_schema.errors import DataError, shortened
 
@@ -43,10 +44,11 @@ def rows_of_batch(batch: "pyarrow.RecordBatch | pyarrow.Table") -> list[dict[str
     """Return the rows of a batch, each as a mapping if all of its values can be read."""
     try:
         batch.validate(full=True)  # invalid offsets would end the process with a segmentation fault
-        rows: list[dict[str, Any] | UnreadableRow] = list(batch.to_pylist())
+        rows = batch.to_pylist()
     except failures():
         return [row_of(batch.slice(index, 1)) for index in range(batch.num_rows)]
-    return rows
+    convert_rows(rows, converters(batch.schema))
+    return list(rows)
 
 
 def row_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> dict[str, Any] | UnreadableRow:
@@ -56,7 +58,8 @@ def row_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> dict[str, Any] | Unr
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
-            values[name] = column.to_pylist()[0]
+            convert = converter_of(column.type)
+            values[name] = column.to_pylist()[0] if convert is None else convert(column.to_pylist()[0])
         except failures() as error:
             reason = reason or f"column {name}: {column.type} has no value in Python: {' '.join(str(error).split())}"
     return UnreadableRow(reason[:MAX_RAW], repr(values)[:MAX_RAW]) if reason else values

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from partita.data.formats.arrow_rows import check_names
 from partita.data.rows import (
     ArrowStore,
@@ -21,6 +23,7 @@ from partita.data.rows import (
     digest,
     hash_rows,
 )
+from partita.data.short_floats import SHORT, same_text
 from partita.data.sources.python_datasets import MapStore, is_map_style, is_stream, rows_of_stream, splits_of
 from partita.data.user_objects import errors_of, source_digest
 from partita_schema.errors import DataError
@@ -84,12 +87,22 @@ def columns_of(mapping: Mapping[Any, Any]) -> tuple[Store, list[str]]:
     for name, values in mapping.items():
         if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
             raise DataError(f"column {name} is not a list but a {type(values).__name__}; write a dict of lists")
-        columns[str(name)] = values.tolist() if hasattr(values, "tolist") else list(values)
+        columns[str(name)] = list_of_values(values)
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
         raise DataError(f"the columns have different numbers of rows: {sizes}")
     return ColumnStore(columns), list(columns)
+
+
+def list_of_values(values: Any) -> list[Any]:
+    """Return the values of a column as values of Python, those of an array with the same text."""
+    kind = str(getattr(values, "dtype", ""))
+    if kind in SHORT:
+        return [same_text(value, kind=SHORT[kind]) for value in values.tolist()]
+    if isinstance(values, np.ndarray) and kind.startswith("datetime64"):  # in nanoseconds, `tolist` gives integers
+        values = values.astype("datetime64[us]")
+    return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def list_of(rows: Sequence[Any]) -> tuple[Store, list[str]]:
