@@ -17,6 +17,7 @@ from partita.data.sources.mixed import joined, open_mix
 from partita.data.sources.python_datasets import SPLIT_OF_NAME, is_stream, splits_of
 from partita.data.sources.sources import errors_at, open_rows
 from partita.data.sources.transcripts import WantedRows
+from partita_schema.cells import CellError, plain_text
 from partita_schema.common.hashing import hash_to_int
 from partita_schema.config import Config
 from partita_schema.errors import DataError
@@ -158,7 +159,9 @@ def divide_mix(sources: dict[str, Rows], config: Config, *, without: frozenset[s
     simulated = {name for name, part in mix if isinstance(part.source, SimulationSource)}
     sizes = sample_sizes({name: len(rows) for name, rows in sources.items() if name not in simulated}, config)
     divided = {
-        name: {TRAINING: rows} if name in simulated else divide(rows, config, without=without, size=sizes[name])
+        name: {TRAINING: rows}
+        if name in simulated
+        else divide(rows, config, without=without, size=sizes[name], in_mix=True)
         for name, rows in sources.items()
     }
     splits = {}
@@ -197,7 +200,9 @@ def sample_sizes(lengths: Mapping[str, int], config: Config) -> dict[str, int | 
     return dict.fromkeys(lengths) | sizes
 
 
-def divide(rows: Rows, config: Config, *, without: frozenset[str], size: int | None = None) -> dict[str, Rows]:
+def divide(
+    rows: Rows, config: Config, *, without: frozenset[str], size: int | None = None, in_mix: bool = False
+) -> dict[str, Rows]:
     """Split a source into training, validation and test rows.
 
     Unreadable rows count as training rows.
@@ -207,9 +212,10 @@ def divide(rows: Rows, config: Config, *, without: frozenset[str], size: int | N
         config: The configuration.
         without: Splits that get no rows.
         size: Number of rows to use, if the source is part of a mix. Default: as configured.
+        in_mix: Whether equal values of other sources have to be in the same split, with `split: {type: hash}`.
     """
     sampled = take_sample(rows, config, size=size)
-    split_N = assign_splits(sampled, config, without=without)
+    split_N = assign_splits(sampled, config, without=without, in_mix=in_mix)
     if not np.any(split_N == 0):
         raise DataError(f"no row of {rows.keys.names[0]} is a training row; see data.split")
     if isinstance(config.split, KFoldSplit) and len(sampled) < config.split.folds:
@@ -258,8 +264,8 @@ def sample(length: int, config: Config, *, size: int | None = None) -> np.ndarra
     return np.sort(generator(config.seed, "sample").permutation(length)[:wanted])
 
 
-def assign_splits(rows: Rows, config: Config, *, without: frozenset[str]) -> np.ndarray:
-    """Assign each row to a split: 0 training, 1 validation, 2 test, -1 left out."""
+def assign_splits(rows: Rows, config: Config, *, without: frozenset[str], in_mix: bool = False) -> np.ndarray:
+    """Assign each row to a split: 0 training, 1 validation, 2 test, -1 left out. `in_mix` is as for `divide`."""
     split = config.split
     if isinstance(split, FixedSplit):
         split_N = fixed_splits(rows, split.column)
@@ -277,7 +283,8 @@ def assign_splits(rows: Rows, config: Config, *, without: frozenset[str]) -> np.
         0.0 if TEST in without else split.probabilities[2],
     )
     if isinstance(split, HashSplit):
-        return hash_splits(column_of(rows, split.column, "data.split"), shares, seed=config.seed)
+        values = column_of(rows, split.column, "data.split")
+        return hash_splits(values, shares, seed=config.seed, at_least_one=not in_mix)
     if isinstance(split, StratifySplit):
         return stratified_splits(column_of(rows, split.column, "data.split"), shares, seed=config.seed)
     return random_splits(len(rows), shares, seed=config.seed)
@@ -295,14 +302,21 @@ def random_splits(length: int, shares: Sequence[float], *, seed: int) -> np.ndar
     return split_N
 
 
-def hash_splits(values: Sequence[str], shares: Sequence[float], *, seed: int) -> np.ndarray:
-    """Assign rows by a hash of each value, independent of other rows; at least one row is for training."""
+def hash_splits(values: Sequence[str], shares: Sequence[float], *, seed: int, at_least_one: bool = True) -> np.ndarray:
+    """Assign rows by a hash of each value, independent of other rows.
+
+    Args:
+        values: The value of each row.
+        shares: Shares of validation and test rows.
+        seed: Seed of the hash.
+        at_least_one: Whether the rows with the smallest hash are training rows if no others are.
+    """
     marks = np.array([hash_share(value, seed) for value in values])
     validation, test = shares
     split_N = np.zeros(len(marks), dtype=np.int8)
     split_N[marks >= 1 - validation - test] = 1
     split_N[marks >= 1 - test] = 2
-    if len(marks) and not np.any(split_N == 0):
+    if at_least_one and len(marks) and not np.any(split_N == 0):
         split_N[marks == marks.min()] = 0
     return split_N
 
@@ -374,7 +388,15 @@ def fixed_splits(rows: Rows, column: str) -> np.ndarray:
 def column_of(rows: Rows, column: str, user: str) -> list[str]:
     """Return a column as strings. Raise DataError if it is missing."""
     require_column(rows, column, user=user)
-    return [str(row.get(column)) for chunk in rows.iterate() for row in chunk]
+    return [value_text(row.get(column)) for chunk in rows.iterate() for row in chunk]
+
+
+def value_text(value: object) -> str:
+    """Return a value as text: 1 and 1.0 are the same, since a missing value makes floats of a column of integers."""
+    try:
+        return plain_text(value)
+    except CellError:
+        return str(value)
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

@@ -6,6 +6,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from partita.data.dialogue import Expander, expanded
 from partita.data.rows import Rows
 from partita.data.run_data import training_streams
 from partita.data.sources.sources import open_rows
-from partita.data.splits import folds_of, hash_splits, open_splits, random_splits, stratified_splits
+from partita.data.splits import folds_of, hash_share, hash_splits, open_splits, random_splits, stratified_splits
 from partita_schema.errors import DataError
 
 Make = Callable[..., Any]
@@ -85,6 +86,32 @@ def test_a_hash_split_has_about_the_given_fractions() -> None:
 
     assert abs(np.mean(split_N == 1) - 0.2) < 0.02
     assert abs(np.mean(split_N == 2) - 0.1) < 0.02
+
+
+def test_a_missing_value_in_a_column_of_integers_moves_no_row(make_config: Make) -> None:
+    config = make_config(data={"split": {"type": "hash", "column": "user", "probabilities": [0.5, 0.25, 0.25]}})
+    users = [*range(40)]
+
+    def training(values: list[Any]) -> list[str]:
+        rows = pd.DataFrame({"question": map(str, range(len(values))), "answer": "a", "user": values})
+        chosen = open_splits(config, folder=Path(), dataset=rows)["training"]
+        return [row["question"] for row in chosen.get(range(len(chosen)))]
+
+    assert [number for number in training([*users, None]) if number != "40"] == training(users)
+
+
+def test_a_source_of_a_mix_without_training_rows_does_not_move_rows_of_another_split_into_training(
+    make_config: Make, tmp_path: Path
+) -> None:
+    marks = {f"user {number}": hash_share(f"user {number}", 42) for number in range(40)}
+    tested = max(marks, key=lambda user: marks[user])
+    for name, users in (("a", list(marks)), ("b", [tested] * 3)):
+        lines = [json.dumps({"question": "q", "answer": "a", "user": user}) + "\n" for user in users]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    split = {"type": "hash", "column": "user", "probabilities": [0.5, 0.25, 0.25]}
+    mix = [{"source": "a.jsonl"}, {"source": "b.jsonl"}]
+    with pytest.raises(DataError, match=r"no row of .*b\.jsonl is a training row; see data\.split"):
+        open_splits(make_config(data={"split": split, "mix": mix}), folder=tmp_path)
 
 
 def test_a_hash_split_depends_on_the_seed() -> None:
