@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from partita_schema.common.text import first_repeated
 from partita_schema.errors import shortened
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
@@ -16,6 +17,18 @@ NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 class CellError(ValueError):
     """A value that does not fit its column; the text says why. `RowSchema` reports it with the column."""
+
+
+class RepeatedKeyError(ValueError):
+    """A JSON object has a key twice."""
+
+
+def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these keys and values. Raise RepeatedKeyError if a value would be lost."""
+    value = dict(pairs)
+    if len(value) < len(pairs) and (twice := first_repeated(name for name, _ in pairs)) is not None:
+        raise RepeatedKeyError(f"the key {shortened(twice)!r} occurs twice in an object; remove or rename one")
+    return value
 
 
 def is_missing(value: object) -> bool:
@@ -60,11 +73,13 @@ def shown(value: object) -> str:
 
 def parse_cell(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=refuse_constant)
+        return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=without_repeats)
     except RecursionError:
         from partita_schema.json_values import TOO_DEEP  # imports jsonschema, which takes time
 
         raise CellError(f"the value is {TOO_DEEP}") from None
+    except RepeatedKeyError as error:
+        raise CellError(str(error)) from None
     except ValueError as error:
         raise CellError(f"{shown(text)} is not JSON ({error})") from None
 

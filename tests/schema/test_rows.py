@@ -186,6 +186,7 @@ def test_json_may_be_a_value_or_text() -> None:
             "'{n: 1}' is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))",
         ),
         ('{"n": NaN}', "'{\"n\": NaN}' is not JSON (NaN is not a JSON number)"),
+        ('{"n": 1, "n": 2}', "the key 'n' occurs twice in an object; remove or rename one"),
         ('{"n": "1"}', "n: '1' is not of type 'integer'"),
         ("[]", "[] is not of type 'object'"),
         ({"n": float("inf")}, "inf is not a JSON number"),

@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from partita.data.rows import BadRow
+from partita_schema.cells import shown
 from partita_schema.common.files import temporary_path, write_atomically
 from partita_schema.common.json_text import parse_json
 from partita_schema.common.text import counted, describe_error
@@ -345,8 +346,12 @@ class Ledger:
         path.write_text("")
 
     def _write(self, record: dict[str, Any], row: Mapping[str, Any] | str | None) -> None:
-        text = json.dumps(row, default=str)
-        shortened = row if len(text) <= MAX_RAW else text[:MAX_RAW]
+        content: object = row
+        try:
+            text = json.dumps(row, default=str)
+        except (TypeError, ValueError, RecursionError):  # a key that is a tuple, a list that contains itself
+            content = text = shown(row)
+        shortened = content if len(text) <= MAX_RAW else text[:MAX_RAW]
         self._append(json.dumps(record | {"row": shortened}, default=str))
 
     def _append(self, line: str) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from partita_schema.cells import RepeatedKeyError, without_repeats
 from partita_schema.dialogues.common_form import FormatError
 from partita_schema.errors import shortened
 
@@ -16,10 +17,15 @@ def holds(value: object) -> bool:
 
 
 def plain_list(value: object) -> list[Any] | None:
-    """Return a list, also from an array or a JSON string, or None for anything else."""
+    """Return a list, also from an array or a JSON string, or None for anything else.
+
+    Raises FormatError for a JSON string with a key twice.
+    """
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=without_repeats)
+        except RepeatedKeyError as error:
+            raise FormatError(str(error)) from None
         except (ValueError, RecursionError):
             return None
     if isinstance(value, list | tuple):
@@ -36,7 +42,9 @@ def parsed_json(value: Any, where: str) -> Any:
 
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json.loads(value, object_pairs_hook=without_repeats)
+        except RepeatedKeyError as error:
+            raise FormatError(f"{where}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise FormatError(f"{where}: {shortened(value.strip())!r} is not JSON ({error})") from None
     if is_too_deep(value):

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,11 +89,16 @@ def test_large_and_unusual_rows_are_saved_as_truncated_text(tmp_path: Path) -> N
     location = {"split": "training", "file": "f", "number": 1}
     ledger.leave_out("k", ["x"], row={"a": "y" * 9000}, **location)  # type: ignore[arg-type]
     ledger.leave_out("k", ["x"], row={"a": Path("p"), "b": "\ud800"}, **location)  # type: ignore[arg-type]
+    circular: list[Any] = []
+    circular.append(circular)
+    ledger.leave_out("k", ["x"], row={"a": {(1, 2): 3}}, **location)  # type: ignore[arg-type]
+    ledger.leave_out("k", ["x"], row={"a": circular}, **location)  # type: ignore[arg-type]
     ledger.save()
 
-    large, odd = quarantine(tmp_path)
+    large, odd, *no_json = quarantine(tmp_path)
     assert len(str(large["row"])) == 2000
     assert odd["row"] == {"a": "p", "b": "\ud800"}
+    assert [one["row"] for one in no_json] == ["{'a': {(1, 2): 3}}", "{'a': [[...]]}"]
 
 
 @pytest.mark.parametrize(("limit", "bad"), [(2, 2), (0.5, 5), (0, 0), (1.0, 10)])

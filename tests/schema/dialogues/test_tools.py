@@ -93,6 +93,14 @@ def test_roles_of_sharegpt_call_tools() -> None:
     [
         (assistant(tool_calls=[{"id": 1}]), "message 2: tool call 1 has no name; write name and arguments"),
         (assistant(tool_calls=[3]), "message 2: tool call 1 is not a mapping; write name and arguments"),
+        (
+            {"messages": '[{"role": "user", "content": "a", "content": "b"}]'},
+            "the key 'content' occurs twice in an object; remove or rename one",
+        ),
+        (
+            assistant(tool_calls='[{"name": "f", "name": "g"}]'),
+            "the key 'name' occurs twice in an object; remove or rename one",
+        ),
         (assistant(tool_calls="f(1)"), "message 2: the tool call: 'f(1)' is not JSON (Expecting value: line 1"),
         (
             assistant(tool_calls=[{"type": "web_search", "query": "x"}]),

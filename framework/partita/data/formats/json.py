@@ -23,8 +23,8 @@ from partita.data.formats.encodings import chained
 from partita.data.formats.lines import numbered_lines, read_line_slice
 from partita.data.formats.signatures import refuse_binary, refuse_utf16
 from partita.data.formats.text_files import open_text
-from partita_schema.common.text import first_repeated
-from partita_schema.errors import DataError, shortened
+from partita_schema.cells import RepeatedKeyError, without_repeats
+from partita_schema.errors import DataError
 from partita_schema.json_values import MAX_DEPTH, NOT_UNICODE, TOO_DEEP, is_too_deep
 
 BLANKS = BOM + b" \t\r\n"
@@ -37,18 +37,6 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 TOO_MANY = f"a row holds more than {MAX_VALUES:,} values"
 CUT_OFF = 16
 """Number of characters before the end of a text within which a decoding error may mean truncation."""
-
-
-class RepeatedKeyError(ValueError):
-    """A JSON object has a key twice."""
-
-
-def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these keys and values. Raise RepeatedKeyError if a value would be lost."""
-    value = dict(pairs)
-    if len(value) < len(pairs) and (twice := first_repeated(name for name, _ in pairs)) is not None:
-        raise RepeatedKeyError(f"the key {shortened(twice)!r} occurs twice in an object; remove or rename one")
-    return value
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=without_repeats)
