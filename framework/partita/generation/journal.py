@@ -114,8 +114,17 @@ class Journal:
         return journal
 
     @classmethod
-    def read_only(cls, path: Path) -> "Journal":
-        """Open the journal at `path` for reading, without a lock. Raise ResumeError if it is not a journal."""
+    def read_only(cls, path: Path, *, keys: "npt.NDArray[np.uint8] | None" = None) -> "Journal":
+        """Open a journal for reading, without a lock.
+
+        Args:
+            path: The journal.
+            keys: row_key of each row, [rows, 16]: records of other keys, such as other prompts of a row, are passed
+                over. None reads the last record of each row.
+
+        Raises:
+            ResumeError: It is not a journal.
+        """
         try:
             descriptor = open_private(path, os.O_RDONLY)
         except OSError as error:
@@ -125,7 +134,7 @@ class Journal:
             if header is None:
                 raise ResumeError(f"{path} holds no answers yet")
             journal = cls(path, descriptor=descriptor, rows=header["rows"], writable=False)
-            journal._index(None)
+            journal._index(keys)
         except DamagedError as error:
             os.close(descriptor)
             raise ResumeError(f"{path} {error}; run the same predict command again, which repairs it") from None
@@ -295,7 +304,7 @@ class Journal:
                 stale += 1
             else:
                 self._set_location(record.row, record.status, record.attempt, offset, len(line))
-        if damaged or stale:
+        if damaged or (stale and self._writable):
             logger.warning(
                 "%s: %s damaged and %s outdated records; their rows count as not done", self.path, damaged, stale
             )

@@ -145,7 +145,9 @@ def predict_rows(
     ):
         stats = _fill(journals, job, progress=progress)
     _warn_of_unanswered(stats)
-    predictions = Predictions(rows, files.journal, config=pipeline.config, decoder=pipeline.decoder, stats=stats)
+    predictions = Predictions(
+        rows, files.journal, keys=prompts.keys, config=pipeline.config, decoder=pipeline.decoder, stats=stats
+    )
     output = files.output
     if output is not None:
         process_group.run_on_rank_zero(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from partita.generation.journal import Journal
-from partita.generation.prompts import PromptRows
+from partita.generation.prompts import Keys, PromptRows
 from partita.generation.record import PredictionRecord
 from partita.generation.tables import CHUNK_ROWS, arrow_tables, column_types, write_table
 from partita.outputs.base import ColumnType
@@ -189,6 +189,7 @@ class Predictions(Sequence[dict[str, Any]]):
         rows: PromptRows,
         journal: Path,
         *,
+        keys: Keys,
         config: Config,
         decoder: Decoder,
         stats: PredictionStats,
@@ -199,6 +200,7 @@ class Predictions(Sequence[dict[str, Any]]):
         Args:
             rows: All rows of the dataset.
             journal: Path of the journal.
+            keys: row_key of each row, [rows, 16].
             config: The configuration.
             decoder: Parses answers.
             stats: Statistics of the job.
@@ -210,7 +212,7 @@ class Predictions(Sequence[dict[str, Any]]):
         """Statistics of the job."""
         self._rows, self._decoder = rows, decoder
         self._columns = PredictionColumns(rows.columns, config=config)
-        self._journal = Journal.read_only(journal)
+        self._journal = Journal.read_only(journal, keys=keys)
         weakref.finalize(self, self._journal.close)
 
     @property

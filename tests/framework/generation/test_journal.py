@@ -187,6 +187,21 @@ def test_a_reader_keeps_the_records_of_its_job_when_another_one_starts_afresh(tm
     assert [path.name for path in tmp_path.iterdir()] == ["j"]
 
 
+def test_a_reader_passes_over_answers_to_other_prompts_of_its_rows(tmp_path: Path, caplog: Any) -> None:
+    with opened(tmp_path / "j") as journal:
+        journal.append([record(0, "first prompt")])
+    other = keys(5)[::-1].copy()
+    with opened(tmp_path / "j", keys=other) as journal:
+        journal.append([record(0, "other prompt", key=other[0].tobytes().hex())])
+    caplog.clear()
+    for known, text in ((keys(5), "first prompt"), (other, "other prompt"), (None, "other prompt")):
+        with Journal.read_only(tmp_path / "j", keys=known) as reader:
+            found = reader.record(0)
+            assert found is not None
+            assert found.text == text
+    assert not caplog.messages
+
+
 def test_a_journal_that_was_replaced_while_it_was_opened_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
