@@ -123,7 +123,11 @@ class EnvironmentWorld:
         try:
             # A copy: episodes of the same task share its values, and an environment may change them.
             reply = check_reset_result(environment.reset(seed=episode.seed, task=copy.deepcopy(episode.task)))
-            episode.observe(self.with_system(reply.messages, episode), gold=reply.info.get("gold"))
+            messages = self.with_system(reply.messages, episode)
+            if not messages:
+                raise ContractError("reset said nothing; give the first message")
+            episode.observe(messages, gold=reply.info.get("gold"))
+            episode.metrics |= reply.info.get("metrics", {})
             while True:
                 yield RequestTurn()
                 reply = check_step_result(environment.step(episode.replies[-1].text))
@@ -276,16 +280,24 @@ class CheckedWorld:
             CheckerError: The checker raised or broke its contract.
         """
         yield from self.world.run(episode)
-        verdict = self.verdict(episode)
+        verdict = self.judge(episode)
         while not verdict.ok and verdict.feedback and episode.rounds < self.rounds and episode.status == "done":
             episode.status = None
             episode.rounds += 1
             episode.observe(messages_of(verdict.feedback, "check"), agent="checker", gold=self.gold(verdict, episode))
             yield RequestTurn()
             episode.end("done")
-            verdict = self.verdict(episode)
+            verdict = self.judge(episode)
+
+    def judge(self, episode: Episode) -> Verdict:
+        """Record the checker's verdict on an episode and return it. Raises CheckerError.
+
+        It stays the verdict if the next answer does not come, because the dialogue is too long or takes too long.
+        """
+        verdict = self.verdict(episode)
         episode.ok, episode.target = verdict.ok, verdict.target
         episode.metrics |= verdict.metrics
+        return verdict
 
     def gold(self, verdict: Verdict, episode: Episode) -> str | None:
         """Return the right answer to the feedback: the target, or that of the rejected answer.

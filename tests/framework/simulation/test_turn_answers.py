@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from partita import ConfigError, Model
 from partita.data.episode import Episode, from_line
 from partita.simulation import RequestTurn, Verdict
-from partita.simulation.worlds import CheckedWorld, Play
+from partita.simulation.contract import ContractError
+from partita.simulation.worlds import BackgroundCloser, CheckedWorld, EnvironmentWorld, Play
 from partita_schema.config import Config
 from partita_schema.turn_outputs import build_turn_outputs
 
@@ -223,6 +225,52 @@ def test_the_gold_answer_stays_if_the_target_is_no_whole_answer(target: str | No
 
     assert [turn.gold for turn in episode.replies] == [gold, gold]
     assert (episode.rounds, episode.target) == (1, target)
+
+
+def test_a_rejected_episode_stays_rejected_if_the_next_answer_does_not_come() -> None:
+    class Never:
+        def check(self, dialogue: Episode) -> Verdict:
+            return Verdict(False, feedback="No", target="north", metrics={"score": 0.0})
+
+    class Once:
+        def run(self, dialogue: Episode) -> Play:
+            dialogue.observe("hello")
+            yield RequestTurn()
+            dialogue.add_reward(1.0)
+            dialogue.end("done")
+
+    episode = Episode("a", "a", {}, 0)
+    play = CheckedWorld(Once(), Never(), rounds=1).run(episode)
+    next(play)
+    episode.act("x", (1,), answer="x")
+    next(play)
+    play.close()  # as when the dialogue has become too long
+    assert (episode.ok, episode.target, episode.metrics) == (False, "north", {"score": 0.0})
+
+
+class Resets:
+    """An environment that returns from `reset` what it is created with."""
+
+    def __init__(self, *result: Any) -> None:
+        self.result = result
+
+    def reset(self, *, seed: int, task: Mapping[str, Any]) -> Any:
+        return self.result
+
+    def step(self, action: str) -> Any:
+        return "", 1.0, True, False, {"metrics": {"steps": 1}}
+
+
+def test_metrics_of_reset_are_kept_and_a_reset_without_a_message_is_refused() -> None:
+    def play(*result: Any) -> Episode:
+        episode = Episode("a", "a", {}, 0)
+        for _ in EnvironmentWorld(lambda: Resets(*result), max_turns=2, closer=BackgroundCloser()).run(episode):
+            episode.act("x", (1,), answer="x")
+        return episode
+
+    assert play("hello", {"metrics": {"difficulty": 3}}).metrics == {"difficulty": 3, "steps": 1}
+    with pytest.raises(ContractError, match=r"^reset said nothing; give the first message$"):
+        play("", {})
 
 
 def test_two_agents_of_one_model_see_their_own_outputs_and_each_others_reply(folder: Path, tmp_path: Path) -> None:
