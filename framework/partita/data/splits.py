@@ -265,7 +265,14 @@ def sample(length: int, config: Config, *, size: int | None = None) -> np.ndarra
 
 
 def assign_splits(rows: Rows, config: Config, *, without: frozenset[str], in_mix: bool = False) -> np.ndarray:
-    """Assign each row to a split: 0 training, 1 validation, 2 test, -1 left out. `in_mix` is as for `divide`."""
+    """Assign each row to a split: 0 training, 1 validation, 2 test, -1 left out.
+
+    Args:
+        rows: Rows of the source.
+        config: The configuration.
+        without: Splits that get no rows.
+        in_mix: As for `divide`.
+    """
     split = config.split
     if isinstance(split, FixedSplit):
         split_N = fixed_splits(rows, split.column)
