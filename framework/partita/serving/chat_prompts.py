@@ -131,8 +131,20 @@ def without_empty(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message without keys that are null, as clients send them back, and a blank text as an empty one."""
     if not isinstance(message, Mapping):
         return message
-    blank = {key for key, value in message.items() if key == "content" and isinstance(value, str) and not value.strip()}
-    return {key: "" if key in blank else value for key, value in message.items() if value is not None}
+    return {
+        key: "" if key == "content" and is_blank(value) else value
+        for key, value in message.items()
+        if value is not None
+    }
+
+
+def is_blank(content: object) -> bool:
+    """Return whether the content of a message is a blank text, or a list of parts that are blank texts."""
+    if isinstance(content, str):
+        return not content.strip()
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and is_blank(part.get("text", 0)) for part in content
+    )
 
 
 def is_blank_system(message: Mapping[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from partita.data.formatting.chat import ChatTemplate
 from partita.data.formatting.tool_calls import TRIAL_CALL, TRIAL_NAME, TRIAL_TOOL
 from partita.lm.decoding.grammar import special_ids
+from partita_schema.common.json_text import parse_json
 from partita_schema.errors import ModelError, RowError
 from partita_schema.sections.outputs.grammar_rules import json_rule, quoted, whole_grammar
 
@@ -113,14 +114,30 @@ def calls_in(text: str, *, tools: Sequence[Mapping[str, Any]], form: CallForm) -
         name = called.get("name") if isinstance(called, dict) else None
         if not isinstance(name, str) or name not in names:
             continue
-        arguments = next((called[key] for key in ARGUMENT_KEYS if key in called), None)
-        if isinstance(arguments, dict):
-            calls.append(ToolCall(name, json.dumps(arguments)))
+        arguments = arguments_of(called)
+        if arguments is not None:
+            calls.append(ToolCall(name, arguments))
             first = min(first, found.start)
     content = text[:first]
     if calls:
         content = content.rstrip().removesuffix(form.before.strip()).rstrip()
     return content, calls
+
+
+def arguments_of(call: Mapping[str, Any]) -> str | None:
+    """Return the arguments of a call as a JSON object; None if it has none, or they are no valid JSON.
+
+    Some models write them as a text with JSON, and null for a tool without parameters.
+    """
+    key = next((key for key in ARGUMENT_KEYS if key in call), None)
+    if key is None:
+        return None
+    arguments = {} if call[key] is None else call[key]
+    try:
+        arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
+        return json.dumps(arguments, allow_nan=False) if isinstance(arguments, dict) else None
+    except ValueError:  # no JSON, or NaN, which clients cannot read
+        return None
 
 
 def arguments_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:

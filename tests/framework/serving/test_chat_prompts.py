@@ -64,10 +64,12 @@ def test_blank_messages_of_a_running_chat_are_prompts(pipeline: Any) -> None:
     blank = [{"role": "system", "content": " "}, *ASKED]
     assert prompts.encode(blank) == prompts.encode(ASKED), "as of a client whose user has written no system prompt"
     decode = pipeline.lm.tokenizer.decode
-    for content in ("", "\n", None):
+    for content in ("", "\n", None, [], [{"type": "text", "text": ""}, {"type": "text", "text": " "}]):
         silent = [ASKED[0], {"role": "assistant", "content": content}, ASKED[2]]
         assert decode(prompts.encode(silent)) == decode(prompts.encode(ASKED)).replace("blue", "")
     asked = decode(prompts.encode([*ASKED[:2], {"role": "user", "content": "  "}]))
     assert asked == decode(prompts.encode(ASKED)).replace("x", "")
+    parts = [{"type": "text", "text": "  "}]
+    assert decode(prompts.encode([*ASKED[:2], {"role": "user", "content": parts}])) == asked
     with pytest.raises(RowError, match="message 1: content is missing"):
         prompts.encode([{"role": "user", "content": None}])

@@ -52,6 +52,9 @@ def call(name: str, **arguments: Any) -> str:
         ('{"name": ["time"], "arguments": {}}', '{"name": ["time"], "arguments": {}}', []),
         ('{"name": "time"}', '{"name": "time"}', []),
         ('{"name": "time", "arguments": "now"}', '{"name": "time", "arguments": "now"}', []),
+        ('{"name": "time", "arguments": "{\\"zone\\": \\"x\\"}"}', "", [("time", {"zone": "x"})]),
+        ('{"name": "time", "arguments": null}', "", [("time", {})]),
+        ('{"name": "time", "arguments": {"zone": NaN}}', '{"name": "time", "arguments": {"zone": NaN}}', []),
         ('{"name": "time", "argum', '{"name": "time", "argum', []),
     ],
 )
