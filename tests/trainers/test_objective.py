@@ -279,7 +279,7 @@ class Wrong(Named):
         return self.change(CROSS_ENTROPY.loss(context, batch)[0])
 
 
-RETURN = "; return (sum, metrics): a tensor with one number, and a dict"
+RETURN = "; return (sum, metrics): a tensor with one number, and a dict of WeightedMean"
 
 
 @pytest.mark.parametrize(

@@ -346,9 +346,8 @@ def clear_compilation_errors() -> Iterator[None]:
     try:
         yield
     except compilation_error() as error:
-        reason = shortened(
-            " ".join(str(error).partition("\n\n")[0].split()), 300
-        )  # what follows is for developers of torch
+        said = str(error).partition("\n\n")[0]  # what follows is for developers of torch
+        reason = shortened(" ".join(said.split()), 300)
         advice = "remove trainer.compile, or install what it needs: on a CPU a C++ compiler"
         raise TrainingError(f"torch.compile failed: {reason}", advice) from error
 

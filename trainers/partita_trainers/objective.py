@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast, runtime_checkable
 
+from partita_schema.common.scalars import scalar
 from partita_schema.errors import TrainingError, shortened
 from partita_trainers.base import Batch, LanguageModel, Metrics, Trainer
 from partita_trainers.process_group import SINGLE_PROCESS, ProcessGroup
@@ -118,9 +119,7 @@ def prepare(objective: Objective, context: ObjectiveContext, batches: Iterable[B
 
 def denominator_of(objective: Objective, batch: Batch) -> float:
     """Return the objective's denominator of a micro-batch. Raises TrainingError if it has returned no number."""
-    denominator: object = objective.denominator(batch)
-    if getattr(denominator, "ndim", None) == 0 and hasattr(denominator, "item"):  # of numpy or torch
-        denominator = denominator.item()
+    denominator: object = scalar(objective.denominator(batch))
     if isinstance(denominator, int | float):
         return denominator
     called = f"{type(objective).__name__}.denominator"
@@ -140,7 +139,8 @@ def loss_of(
     if found is None:
         return cast("tuple[torch.Tensor, Mapping[str, WeightedMean]]", result)
     called = f"{type(objective).__name__}.loss"
-    raise TrainingError(f"{called} returned {found}; return (sum, metrics): a tensor with one number, and a dict")
+    wanted = "(sum, metrics): a tensor with one number, and a dict of WeightedMean"
+    raise TrainingError(f"{called} returned {found}; return {wanted}")
 
 
 def mistake_in(result: object) -> str | None:

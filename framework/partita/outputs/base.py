@@ -146,6 +146,19 @@ class OutputType(ABC, Generic[Feature]):
         return {}, None
 
 
+class HeadOutputType(OutputType[Feature]):
+    """An output whose value is predicted by a head, without any text of an answer."""
+
+    def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
+        return 0
+
+    def columns(self) -> dict[str, ColumnType]:
+        return {self.feature.name: self.column}
+
+    def cells(self, value: Any, raw: str, *, scores: Mapping[str, float] | None) -> dict[str, Any]:
+        return {self.feature.name: value}
+
+
 def clip(text: str, *, most: int = 60) -> str:
     """Return the text in quotes, with the middle left out if it is long."""
     if len(text) > most:

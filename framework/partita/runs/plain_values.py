@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
+from partita_schema.common.scalars import scalar
 from partita_schema.errors import ConfigError, Problem, shortened
 
 
@@ -36,9 +37,3 @@ def plain_value(value: Any, *, name: str, method: str) -> Any:
         "list or a dictionary"
     )
     raise ConfigError([Problem("trainer.target", message)])
-
-
-def scalar(value: Any) -> Any:
-    """Return the number in an array or a tensor without dimensions; anything else as it is."""
-    is_scalar = getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None))
-    return value.item() if is_scalar else value

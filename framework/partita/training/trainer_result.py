@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partita.pipeline.build import LocalPipeline
 from partita.runs.directory import RunDirectory
-from partita.runs.plain_values import scalar
+from partita_schema.common.scalars import scalar
 from partita_schema.errors import ConfigError, Problem, shortened
 from partita_trainers.base import Metrics, Trainer, TrainResult
 

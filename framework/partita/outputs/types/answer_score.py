@@ -1,17 +1,17 @@
 """The output type preference with a head: scores of answers, predicted by a reward model."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clip
+from partita.outputs.base import ColumnType, HeadOutputType, Reader, ReadError, clip
 from partita_schema.sections.outputs.preference import PreferenceOutput
 
 if TYPE_CHECKING:
     from partita.lm.heads.base import Head
 
 
-class AnswerScoreType(OutputType[PreferenceOutput]):
+class AnswerScoreType(HeadOutputType[PreferenceOutput]):
     """The score of the answer of a row, or of both answers of a pair. Its metrics are those of the objective."""
 
     def reader(self, labels: Sequence[str]) -> Reader:
@@ -24,9 +24,6 @@ class AnswerScoreType(OutputType[PreferenceOutput]):
         from partita.lm.heads.reward import RewardHead
 
         return RewardHead()
-
-    def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
-        return 0
 
     def columns(self) -> dict[str, ColumnType]:
         """Return the column of the score, and that of the rejected answer of a pair."""

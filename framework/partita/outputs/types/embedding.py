@@ -1,17 +1,17 @@
 """The output type embedding: a vector of a text, predicted without any text of an answer."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from partita.outputs.base import ColumnType, OutputType, Reader, ReadError, clip
+from partita.outputs.base import HeadOutputType, Reader, ReadError, clip
 from partita_schema.sections.outputs.embedding import EmbeddingOutput
 
 if TYPE_CHECKING:
     from partita.lm.heads.base import Head
 
 
-class EmbeddingType(OutputType[EmbeddingOutput]):
+class EmbeddingType(HeadOutputType[EmbeddingOutput]):
     """A list of numbers. Its metrics are those of the contrastive objective."""
 
     column: ClassVar = "vector"
@@ -26,15 +26,6 @@ class EmbeddingType(OutputType[EmbeddingOutput]):
         from partita.lm.heads.embedding import EmbeddingHead
 
         return EmbeddingHead(pooling=self.feature.decoder.pooling)
-
-    def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
-        return 0
-
-    def columns(self) -> dict[str, ColumnType]:
-        return {self.feature.name: self.column}
-
-    def cells(self, value: Any, raw: str, *, scores: Mapping[str, float] | None) -> dict[str, Any]:
-        return {self.feature.name: value}
 
 
 class VectorReader(Reader):

@@ -2,11 +2,11 @@
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from partita.data.rows import digest
-from partita.outputs.base import ColumnType, Metrics, OutputType, Reader, ReadError, clip, exact_sum
+from partita.outputs.base import HeadOutputType, Metrics, Reader, ReadError, clip, exact_sum
 from partita.outputs.metrics.ranking import Rankings
 from partita_schema.sections.outputs.score import ScoreOutput
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from partita.lm.heads.base import Head
 
 
-class ScoreType(OutputType[ScoreOutput]):
+class ScoreType(HeadOutputType[ScoreOutput]):
     """A number; the rows of a query, the first input, are ranked by it."""
 
     column: ClassVar = "number"
@@ -29,15 +29,6 @@ class ScoreType(OutputType[ScoreOutput]):
         from partita.lm.heads.score import ScoreHead
 
         return ScoreHead(loss=self.feature.decoder.loss)
-
-    def new_tokens(self, labels: Sequence[str], *, count: Callable[[str], int]) -> int | None:
-        return 0
-
-    def columns(self) -> dict[str, ColumnType]:
-        return {self.feature.name: self.column}
-
-    def cells(self, value: Any, raw: str, *, scores: Mapping[str, float] | None) -> dict[str, Any]:
-        return {self.feature.name: value}
 
     def truth_of(self, row: Mapping[str, Any]) -> tuple[str, float]:
         """Return the query of a row as a hash, and the true score."""
