@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from partita.data.short_floats import SHORT, convert_rows, converters, same_text
+from partita.data.arrow_values import convert_rows, converters
+from partita.data.short_floats import SHORT, same_text
 from partita_schema.json_values import is_too_deep
 
 if TYPE_CHECKING:
@@ -313,7 +314,7 @@ class DatasetStore:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset.with_format(None)
-        self._converters = converters(dataset.data.schema)
+        self._converters = converters(dataset.features.arrow_schema)
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partita.data.arrow_values import convert_rows, converters
 from partita.data.formats.base import MAX_RAW, StreamRow
 from partita.data.rows import ArrowStore, BadRow, DatasetStore, RowKeys, Rows, Store, hash_rows
-from partita.data.short_floats import convert_rows, converter_of, converters
 from partita_schema.common.text import first_repeated
 from partita_schema.errors import DataError, shortened
 
@@ -58,11 +58,13 @@ def row_of(batch: "pyarrow.RecordBatch | pyarrow.Table") -> dict[str, Any] | Unr
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
-            convert = converter_of(column.type)
-            values[name] = column.to_pylist()[0] if convert is None else convert(column.to_pylist()[0])
+            values[name] = column.to_pylist()[0]
         except failures() as error:
             reason = reason or f"column {name}: {column.type} has no value in Python: {' '.join(str(error).split())}"
-    return UnreadableRow(reason[:MAX_RAW], repr(values)[:MAX_RAW]) if reason else values
+    if reason:
+        return UnreadableRow(reason[:MAX_RAW], repr(values)[:MAX_RAW])
+    convert_rows([values], converters(batch.schema))
+    return values
 
 
 def unreadable_rows(batches: "Iterator[pyarrow.Table]") -> Iterator[tuple[int, UnreadableRow]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from partita.data.arrow_values import convert_rows, converters
 from partita.data.rows import ListStore, digest, hash_rows
 from partita.data.user_objects import error_of, errors_of
 from partita_schema.errors import DataError, PartitaError
@@ -84,7 +85,13 @@ def rows_of_stream(dataset: Any) -> Iterator[Any]:
     """
     refuse_iterator(dataset)
     with errors_of(name_of(dataset)):
-        yield from dataset() if inspect.isgeneratorfunction(dataset) else dataset
+        if is_hf_stream(dataset) and dataset.features is not None:
+            convert = converters(dataset.features.arrow_schema)
+            for row in dataset:
+                convert_rows([row], convert)
+                yield row
+        else:
+            yield from dataset() if inspect.isgeneratorfunction(dataset) else dataset
 
 
 def refuse_iterator(dataset: Any) -> None:
