@@ -113,7 +113,7 @@ class OutputPrompts:
         room = int(self.room[row]) - len(turn.ids)
         reason = prompt.error if not turn.ids else None
         if turn.ids and room < 1:
-            reason = f"the prompt has {len(turn.ids):,} tokens, which leaves no room for an answer"
+            reason = self.no_room(row, len(turn.ids))
         elif turn.ids and not self.starts_with_prefix(turn.ids):
             reason = (
                 "the chat template renders this dialogue differently once more messages follow; write answers: together"
@@ -130,9 +130,23 @@ class OutputPrompts:
         if not turn.answers:
             first = self.job.prompts.next_prompt(row, {}, PromptText())
             turn.ids, turn.text = list(first.input_ids), first.text
-        if decode_continuation(self.lm.tokenizer, answer.ids) != answer.text:
+        ids = self.ids_of(answer, index=len(turn.answers))
+        if decode_continuation(self.lm.tokenizer, ids) != answer.text:
             return PromptText()
-        return PromptText(turn.text + answer.text, [*turn.ids, *answer.ids])
+        return PromptText(turn.text + answer.text, [*turn.ids, *ids])
+
+    def ids_of(self, answer: Generated, *, index: int) -> Sequence[int]:
+        """Return the tokens of an answer to output number `index`; a chosen label's too, though none is generated."""
+        if answer.scores is None:
+            return answer.ids
+        labels = self.job.settings.options.constraints[index].labels
+        return next((label.ids for label in labels if label.text == answer.text), answer.ids)
+
+    def no_room(self, row: int, prompt_tokens: int) -> str:
+        """Return the error of a row whose prompt leaves no room for the next output."""
+        room, context = int(self.room[row]), self.lm.context_length
+        of = "the context holds" if room == context else "this prompt and all answers to it may have"
+        return f"the prompt has {prompt_tokens:,} tokens, and {of} {room:,}; nothing can be answered"
 
 
 class WaitingOutputs(WaitingRows):

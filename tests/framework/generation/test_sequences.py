@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from partita.data.formatting.build import build_row_tokenizer
-from partita.data.formatting.row_tokenizer import PromptExample
+from partita.data.formatting.row_tokenizer import PromptExample, RowTokenizer
 from partita.data.rows import ListStore, RowKeys, Rows
 from partita.generation.best_of import BestOf
 from partita.generation.encoded_prompts import EncodedPrompts
@@ -23,6 +23,7 @@ from partita.generation.job import Tally
 from partita.generation.oom_backoff import BatchBudget
 from partita.generation.predict import PredictionFiles, generate_for_rows, predict_rows
 from partita.generation.requests import GenerationSettings
+from partita.generation.sequences import OutputPrompts
 from partita.lm.base import GenerationOptions, GenerationRequest, SlotRequest
 from partita.lm.slots.slots import Slots
 from partita.pipeline.build import Pipeline, assemble_pipeline
@@ -312,7 +313,42 @@ def test_a_row_whose_context_is_full_names_the_output_without_room(lm: Any) -> N
 
     assert list(answers[0]) == ["state", "reply"]
     assert "reply: the prompt has" in answers[2]["error"]
-    assert "leaves no room for an answer" in answers[2]["error"]
+    assert answers[2]["error"].endswith("tokens, and the context holds 256; nothing can be answered")
+
+
+def test_tokens_before_a_chosen_label_stay_as_they_were_generated(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Bytes that are no character become the three bytes of U+FFFD in the text.
+    free = {"name": "state", "type": "text", "decoder": {"max_new_tokens": 30}}
+    pipeline = pipeline_of(lm, config_of(free, ACTION, REPLY))
+    asked, encode = [], RowTokenizer.encode_next_output
+
+    def spied(self: Any, row: Any, answered: Any, **given: Any) -> PromptExample:
+        prompt = encode(self, row, answered, **given)
+        asked.append((str(row), dict(answered), tuple(given["earlier_ids"]), tuple(prompt.input_ids)))
+        return prompt
+
+    monkeypatch.setattr(RowTokenizer, "encode_next_output", spied)
+    answers = answers_of(pipeline, rows_of(dialogues(3)))
+
+    assert all("reply" in answer for answer in answers.values()), answers
+    assert any("\ufffd" in answer["state"] for answer in answers.values()), "no answer has other tokens than its text"
+    second = {row: ids for row, answered, _, ids in asked if list(answered) == ["state"]}
+    third = [one for one in asked if list(one[1]) == ["state", "action"]]
+    assert len(second) == len(third) == 3
+    for row, answered, before, _ in third:
+        assert before == (*second[row], *lm.tokenizer.encode(answered["action"], add_special_tokens=False))
+
+
+def test_a_row_without_room_within_its_own_limits_names_them(lm: Any) -> None:
+    pipeline, rows = pipeline_of(lm, config_of(FREE, REPLY)), rows_of(dialogues(1))
+    encoded = EncodedPrompts(rows, pipeline.row_tokenizer, pipeline.row_schema)
+    job = pipeline.prediction_job(encoded, lambda prompts: BatchBudget(4), rows=rows).generation
+    prompts = OutputPrompts(lm, job)
+
+    assert prompts.no_room(0, 9_000) == (
+        f"the prompt has 9,000 tokens, and this prompt and all answers to it may have {prompts.room[0]}; "
+        "nothing can be answered"
+    )
 
 
 def test_a_row_without_room_changes_no_other_answer_of_its_batch(lm: Any) -> None:
