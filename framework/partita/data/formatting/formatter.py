@@ -112,6 +112,7 @@ class Formatter:
         if self.config.plain_text:
             return document_text(self.config, row) if supervised else FormattedText((), begins=True)
         row, cut = self._limited(row)
+        examples = [self._limited(example)[0] for example in examples]
         answer = answer_text(self.config, row) if supervised else None
         turns: list[tuple[str, str]] = []
         if self._chat is None or "__context__" in self._fields:

@@ -5,7 +5,6 @@ Shapes: N rows to select from, B rows that need examples, D numbers of a vector.
 
 import random
 from collections.abc import Iterator, Sequence
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -43,31 +42,26 @@ def build_retriever(config: Config, *, training: Rows | None, folder: Path) -> R
     if pool is None or not len(pool):
         raise DataError("prompt.retrieval has no rows to choose from; write prompt.retrieval.dataset")
     check_columns(pool, config, supervised=True)
-    by_content = bool(options.dataset)
     if isinstance(options, SemanticRetrieval):
-        return SemanticRetriever(config, pool, k=options.k, model_name=options.model_name, by_content=by_content)
-    return RandomRetriever(config, pool, k=options.k, seed=config.seed, by_content=by_content)
+        return SemanticRetriever(config, pool, k=options.k, model_name=options.model_name)
+    return RandomRetriever(config, pool, k=options.k, seed=config.seed)
 
 
 class Pool:
     """Rows that may serve as examples; bad ones are skipped."""
 
-    def __init__(self, config: Config, rows: Rows, *, by_content: bool = False) -> None:
-        """Start without reading rows.
-
-        Args:
-            config: The configuration.
-            rows: The rows.
-            by_content: Whether a row is found among them by its values too. The keys of a file are others in a mix and
-                in a stream.
-        """
-        self._config, self._by_content = config, by_content
+    def __init__(self, config: Config, rows: Rows) -> None:
+        """Start without reading rows."""
+        self._config = config
         self.rows = rows
         self._schema = row_schema(config, supervised=True, single=True)
+        places = _place(rows.keys.files, rows.keys.numbers)
+        self._by_place = np.argsort(places, kind="stable")
+        self._places = places[self._by_place]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the schema, which cannot be pickled; the copy builds its own."""
-        return partial(Pool, by_content=self._by_content), (self._config, self.rows)
+        return Pool, (self._config, self.rows)
 
     def clean(self, indices: Sequence[int]) -> Iterator[tuple[int, Row]]:
         """Yield index and values of the good rows."""
@@ -76,9 +70,23 @@ class Pool:
             yield indices[number], row
 
     def examples(self, indices: Sequence[int], row: Row, key: str) -> list[Row]:
-        """Return the good rows for a row, without the row itself."""
-        chosen = [index for index in indices if self.rows.key(index) != key]
-        return [example for _, example in self.clean(chosen) if not (self._by_content and self._is_same(example, row))]
+        """Return the good rows for a row, without the row itself.
+
+        A row that has another key here, because it was read from another source, is recognized by its values.
+        """
+        own = self._index(key)
+        if own is not None and any(self._is_same(found, row) for _, found in self.clean([own])):
+            return [example for _, example in self.clean([index for index in indices if index != own])]
+        return [example for _, example in self.clean(indices) if not self._is_same(example, row)]
+
+    def _index(self, key: str) -> int | None:
+        """Return the index of the row with a key, if there is one."""
+        name, _, number = key.rpartition(":")
+        if name not in self.rows.keys.names or not number.isdecimal():
+            return None
+        place = _place(self.rows.keys.names.index(name), int(number))
+        at = int(np.searchsorted(self._places, place))
+        return int(self._by_place[at]) if at < len(self._places) and self._places[at] == place else None
 
     def _is_same(self, example: Row, row: Row) -> bool:
         """Return whether an example has the inputs of a row, and its answers as far as they are known."""
@@ -86,10 +94,15 @@ class Pool:
         return all(example.get(feature.name) == row[feature.name] for feature in features if feature.name in row)
 
 
+def _place(files: Any, numbers: Any) -> Any:
+    """Return one number for file and number of each row."""
+    return np.asarray(files, dtype=np.int64) << 40 | np.asarray(numbers, dtype=np.int64)
+
+
 class RandomRetriever:
     """Select examples at random; the result depends only on the seed and the row's key."""
 
-    def __init__(self, config: Config, rows: Rows, *, k: int, seed: int, by_content: bool = False) -> None:
+    def __init__(self, config: Config, rows: Rows, *, k: int, seed: int) -> None:
         """Check the rows to select from.
 
         Args:
@@ -97,9 +110,8 @@ class RandomRetriever:
             rows: Rows to select examples from.
             k: Number of examples for each row.
             seed: Seed of the selection.
-            by_content: As for `Pool`.
         """
-        self._pool = Pool(config, rows, by_content=by_content)
+        self._pool = Pool(config, rows)
         self._k = k
         self._seed = seed
 
@@ -129,9 +141,7 @@ class RandomRetriever:
 class SemanticRetriever:
     """Select examples by cosine similarity of sentence embeddings of their inputs, the most similar last."""
 
-    def __init__(
-        self, config: Config, rows: Rows, *, k: int, model_name: str, by_content: bool = False, chunk: int = 1000
-    ) -> None:
+    def __init__(self, config: Config, rows: Rows, *, k: int, model_name: str, chunk: int = 1000) -> None:
         """Embed all rows once; the embeddings take 4 bytes per row and dimension.
 
         Args:
@@ -139,7 +149,6 @@ class SemanticRetriever:
             rows: The rows to select from.
             k: Maximum number of examples for each row.
             model_name: A sentence-transformers model.
-            by_content: As for `Pool`.
             chunk: Rows that are embedded at a time.
 
         Raises:
@@ -147,7 +156,7 @@ class SemanticRetriever:
             ModelError: If the embedding model cannot be loaded.
         """
         self._config = config
-        self._pool = Pool(config, rows, by_content=by_content)
+        self._pool = Pool(config, rows)
         self._k = k
         self._model = load_embedder(model_name)
         indices: list[int] = []

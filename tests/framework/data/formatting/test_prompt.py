@@ -191,3 +191,18 @@ def test_inputs_are_truncated_at_whole_tokens_and_truncations_are_counted(make_c
 
     assert (shaped.segments[0].text, shaped.cut_tokens) == ("ab\u20ac", 4)
     assert formatter.format({"question": "abcde", "answer": "x"}).cut_tokens == 0
+
+
+@pytest.mark.parametrize("template", [None, "{question} = "])
+def test_inputs_of_examples_are_truncated_like_those_of_rows(
+    make_config: Make, tokenizer: Any, template: str | None
+) -> None:
+    inputs = [{"name": "question", "type": "text", "preprocessing": {"max_sequence_length": 5}}]
+    examples = {"examples": [{"question": "1234567", "answer": "1234567"}], "template": template}
+    formatter = Formatter(make_config(input_features=inputs, prompt=examples), tokenizer=tokenizer)
+
+    shaped = formatter.format({"question": "7654321", "answer": "x"})
+
+    between = "\n" if template is None else " = "
+    assert shaped.segments[0].text == f"12345{between}1234567\n\n76543{between}"
+    assert shaped.cut_tokens == 2

@@ -51,15 +51,28 @@ def test_random_examples_are_valid_rows_and_never_the_row_itself(make_config: Ma
     for index in range(1, 6):
         [examples] = retriever.choose([{}], [rows.key(index)])
         assert sorted(questions(examples)) == [f"q{i}" for i in range(5) if i != index - 1]
-    [all_of_them] = retriever.choose([{}], ["elsewhere:1"])
+    [all_of_them] = retriever.choose([{"question": "new"}], ["elsewhere:1"])
     assert len(set(questions(all_of_them))) == 4
+
+
+@pytest.mark.parametrize("key", ["mixed/tiny.csv:2", "dataset:4", "dataset:40", "dataset:x", "dataset"])
+def test_a_training_row_from_another_source_is_not_its_own_example(make_config: Make, key: str) -> None:
+    rows = open_rows([{"question": text, "answer": text.upper()} for text in "abbc"], folder=Path())
+    config = make_config(prompt={"retrieval": {"type": "random", "k": 4}})
+    retriever = build_retriever(config, training=rows, folder=Path())
+    assert retriever is not None
+
+    assert sorted(questions(retriever.choose([{"question": "a", "answer": "A"}], [key])[0])) == ["b", "b", "c"]
+    assert sorted(questions(retriever.choose([{"question": "a"}], [key])[0])) == ["b", "b", "c"]
+    assert sorted(questions(retriever.choose([{"question": "b", "answer": "B"}], ["dataset:2"])[0])) == ["a", "b", "c"]
+    assert sorted(questions(retriever.choose([{"question": "b", "answer": "X"}], ["dataset:2"])[0])) == [*"abbc"]
 
 
 def test_all_rows_are_examples_if_there_are_too_few(make_config: Make) -> None:
     retriever = build_retriever(make_config(prompt=RANDOM), training=pool(2), folder=Path())
     assert retriever is not None
 
-    assert sorted(questions(retriever.choose([{}], ["x"])[0])) == ["q0", "q1"]
+    assert sorted(questions(retriever.choose([{"question": "new"}], ["x"])[0])) == ["q0", "q1"]
 
 
 def test_examples_can_come_from_a_file_and_are_in_the_prompt(make_config: Make, tokenizer: Any, tmp_path: Path) -> None:
@@ -109,7 +122,7 @@ def test_semantic_examples_are_the_nearest_with_the_nearest_last(
     assert retriever is not None
 
     near_a, itself, near_b = retriever.choose(
-        [{"question": "a"}, {"question": "a"}, {"question": "bbba"}], ["elsewhere:1", rows.key(0), "elsewhere:2"]
+        [{"question": "aaa"}, {"question": "a"}, {"question": "bbba"}], ["elsewhere:1", rows.key(0), "elsewhere:2"]
     )
 
     assert questions(near_a) == ["aaaa", "a"]

@@ -64,7 +64,7 @@ def test_the_most_similar_example_is_last_and_never_the_row_itself(embedder: str
     rows = open_rows(POOL, folder=tmp_path, name="pool")
     retriever = build_retriever(config, training=rows, folder=tmp_path)
     assert retriever is not None
-    asked = [{"text": "two blue balls"}, {"text": "white clouds"}, {"text": "seven white clouds"}]
+    asked = [{"text": "two blue balls"}, {"text": "white clouds"}, {"text": "nine white clouds"}]
     found = retriever.choose(asked, ["a:1", "a:2", "a:3"])
     assert [examples[-1]["colour"] for examples in found] == ["blue", "white", "white"]
     assert [len(examples) for examples in found] == [2, 2, 2]
