@@ -109,10 +109,10 @@ def training_streams(config: Config, *, folder: Path, dataset: Any = None) -> Tr
         return TrainingStreams(
             [source], [1.0], "all", Path.cwd(), config.seed, shuffle=shuffle, max_row_bytes=config.data.max_row_bytes
         )
-    sources = [(part.source, part.weight) for part in mix] if mix else [(config.data.source, 1.0)]
+    sources = [part.source for part in mix] if mix else [config.data.source]
     return TrainingStreams(
-        [source_of(source, folder=folder) if isinstance(source, str) else source for source, _ in sources if source],
-        [weight for _, weight in sources],
+        [source_of(source, folder=folder) if isinstance(source, str) else source for source in sources if source],
+        config.data.mix_weights if mix else [1.0],
         config.data.stop,
         folder,
         config.seed,

@@ -71,9 +71,9 @@ def round_data(config: Config, plan: SelfTrainingConfig, number: int, *, source_
     data = config.data
     parts: list[dict[str, Any]] = []
     if data.mix is not None and plan.mix < 1:
-        total = sum(part.weight for part in data.mix)
-        for name, part in zip(data.mix_names, data.mix, strict=True):
-            weight = (1 - plan.mix) * part.weight / total
+        weights = data.mix_weights
+        for name, part, written in zip(data.mix_names, data.mix, weights, strict=True):
+            weight = (1 - plan.mix) * written / sum(weights)
             parts.append(part.model_dump(mode="json") | {"name": name, "weight": weight})
     elif data.source is not None and plan.mix < 1:
         source = data.source if isinstance(data.source, str) else data.source.model_dump(mode="json")

@@ -129,7 +129,8 @@ class Data(ConfigModel):
     """Several weighted sources instead of `source`, from 2 to 1,000."""
     stop: Literal["first", "all", "all_once"] = "all"
     """When an epoch of a mix ends. first: when the first source is exhausted. all: when every source was exhausted
-    once; shorter sources repeat. all_once: when every source is exhausted, without repeating any."""
+    once; shorter sources repeat. all_once: when every source is exhausted, without repeating any; without weights, the
+    rows of each source are spread evenly over the epoch."""
     validation: Source | Name | None = None
     """Validation rows, as in `source`. Default: a fraction of `source`, given by `split`."""
     test: Source | Name | None = None
@@ -217,6 +218,11 @@ class Data(ConfigModel):
     def mix_names(self) -> tuple[str, ...]:
         """Names of the sources of a mix, or () without one. Row keys start with `name/`."""
         return mix_names(self.mix or ())
+
+    @property
+    def mix_weights(self) -> list[float]:
+        """Weights of the sources of a mix, 1 where none is written; empty without a mix."""
+        return [part.weight or 1.0 for part in self.mix or ()]
 
     @property
     def streaming(self) -> bool:

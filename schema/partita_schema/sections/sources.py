@@ -141,8 +141,9 @@ class WeightedSource(ConfigModel):
 
     source: Source | Name
     """Path, glob, Hub dataset id, or mapping with `type`."""
-    weight: Positive = 1.0
-    """Sampling weight, relative to the weights of the other sources."""
+    weight: Positive | None = None
+    """Sampling weight, relative to the weights of the other sources. Default: 1; with `stop: all_once` and no weight at
+    any source, the number of its rows, unless the sources are streams."""
     name: Name | None = None
     """Name used in row keys and counts, without a slash. Default: the name of the file (for a glob, of its folder),
     dataset or class."""

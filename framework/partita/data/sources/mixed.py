@@ -3,8 +3,9 @@
 The order is that of the chairman assignment problem (Tijdeman 1980, "The chairman assignment problem", section 2):
 among the sources that are due, the one whose next row is due first. After n rows each of k sources has contributed its
 share of n to within 1 - 1/(2k - 2) rows. Nothing is random, and the counts so far are the whole state. After as many
-rows as the integer shares sum to, each source has contributed exactly its share, and the state is the initial one. Keys
-are prefixed with the name of their source.
+rows as the integer shares sum to, each source has contributed exactly its share, and the state is the initial one.
+Without weights, an epoch in which every row occurs once has the rows of each source spread evenly over it. Keys are
+prefixed with the name of their source.
 """
 
 from collections.abc import Mapping, Sequence
@@ -93,7 +94,7 @@ class MixedOrder:
     def __init__(
         self,
         sizes: Sequence[int],
-        weights: Sequence[float],
+        weights: Sequence[float] | None,
         stop: Stop,
         *,
         shuffle: bool = True,
@@ -103,7 +104,7 @@ class MixedOrder:
 
         Args:
             sizes: Number of rows of each source, in the order of concatenation.
-            weights: Relative share of each source.
+            weights: Relative share of each source. None: its number of rows; only with `all_once`.
             stop: When the epoch ends.
             shuffle: Whether to shuffle each source.
             names: Names of the sources, for messages.
@@ -115,10 +116,14 @@ class MixedOrder:
             empty = list(sizes).index(0)
             named = names[empty] if names else f"source {empty + 1}"
             raise DataError(f"{named} of data.mix has no rows to train on; remove it, or see why in quarantine.jsonl")
-        self.fingerprint_inputs = {"mix": f"weights {', '.join(f'{weight:g}' for weight in weights)}, stop {stop}"}
+        shares = "by size" if weights is None else ", ".join(f"{weight:g}" for weight in weights)
+        self.fingerprint_inputs = {"mix": f"weights {shares}, stop {stop}"}
         """What decides the order besides the rows, by readable names."""
         self._sizes, self._shuffle = list(sizes), shuffle
-        self._choices = once(sizes, weights) if stop == "all_once" else repeated(sizes, weights, stop)
+        if weights is None:
+            self._choices = spread(sizes)
+        else:
+            self._choices = once(sizes, weights) if stop == "all_once" else repeated(sizes, weights, stop)
 
     @property
     def length(self) -> int:
@@ -171,6 +176,12 @@ def once(sizes: Sequence[int], weights: Sequence[float]) -> np.ndarray:
         counts = np.bincount(part, minlength=len(sizes))
         left = {source: size - int(counts[source]) for source, size in left.items() if size > counts[source]}
     return np.concatenate(sources_by_stage)
+
+
+def spread(sizes: Sequence[int]) -> np.ndarray:
+    """Return the sources of an epoch that has every row once, with those of each source at equal distances."""
+    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    return np.repeat(np.arange(len(sizes)), sizes)[np.argsort(places, kind="stable")]
 
 
 def open_mix(data: Data, *, folder: Path, wanted: WantedRows = ANSWERS) -> dict[str, Rows]:
@@ -237,7 +248,8 @@ def mixed_order(data: Data, keys: RowKeys) -> MixedOrder | None:
     sizes = source_sizes(data, keys)
     if not sizes:
         return None
-    weights = [part.weight for part in data.mix or ()]
+    by_size = data.stop == "all_once" and not any(part.weight for part in data.mix or ())
+    weights = None if by_size else data.mix_weights
     shuffle = not isinstance(data.batching, FixedBatching | ChunkBatching) or data.batching.shuffle
     return MixedOrder(list(sizes.values()), weights, data.stop, shuffle=shuffle, names=list(sizes))
 

@@ -132,6 +132,28 @@ def test_the_order_of_a_mix_follows_its_shares(folder: Path) -> None:
     assert mixed.fingerprint_inputs == {"mix": "weights 3, 1, stop first"}
 
 
+def test_without_weights_each_row_occurs_once_and_sources_are_spread_evenly(folder: Path) -> None:
+    config = config_of(mix=mix({"source": "one/train.jsonl", "name": "first"}, "two/train.jsonl"), stop="all_once")
+    training = open_splits(config, folder=folder)["training"]
+    mixed = mixed_order(config.data, training.keys)
+    assert isinstance(mixed, MixedOrder)
+    order = mixed.order(0, np.random.default_rng(0))
+    sizes = source_sizes(config.data, training.keys)
+    rare = np.array([key.startswith("train/") for key in training.select(order).keys])
+
+    assert sizes == {"first": 180, "train": 36}
+    assert sorted(order.tolist()) == list(range(216))
+    assert rare.reshape(36, 6).sum(axis=1).tolist() == [1] * 36
+    assert mixed.fingerprint_inputs == {"mix": "weights by size, stop all_once"}
+    equal = config_of(
+        mix=mix({"source": "one/train.jsonl", "name": "first", "weight": 1}, "two/train.jsonl"), stop="all_once"
+    )
+    written = mixed_order(equal.data, training.keys)
+    assert isinstance(written, MixedOrder)
+    first = training.select(written.order(0, np.random.default_rng(0))[:72])
+    assert sources_of(first) == {"first": 36, "train": 36}
+
+
 def test_rows_without_a_mix_have_no_mixed_order(folder: Path) -> None:
     config = config_of(mix=MIX)
     assert mixed_order(config.data, open_rows("one/train.jsonl", folder=folder).keys) is None
