@@ -16,6 +16,7 @@ from partita_schema.compat.tools.rows import (
     note_repeated_turns,
     put_features,
     put_sources,
+    why_no_common_format,
 )
 from partita_schema.compat.tools.training_arguments import (
     SHARDING_KEYS,
@@ -221,12 +222,7 @@ def read_entries(conversion: Conversion, key: str, *, rl: str) -> list[tuple[Any
 def one_format(conversion: Conversion, key: str, formats: list[RowFormat]) -> RowFormat:
     rows = common_format(formats)
     if rows is None:
-        kinds = ", ".join(dict.fromkeys(one.kind for one in formats))
-        raise conversion.refusal(
-            key,
-            f"the datasets have rows of different kinds ({kinds}), and a configuration has one list of features; "
-            "convert the file with one of them, or bring the rows into one format",
-        )
+        raise conversion.refusal(key, why_no_common_format(formats))
     return rows
 
 

@@ -18,6 +18,7 @@ from partita_schema.compat.tools.rows import (
     hub_source,
     put_features,
     put_sources,
+    why_no_common_format,
 )
 from partita_schema.dialogues.messages import CALLS, SAME_ROLES
 from partita_schema.yaml.tree import Node
@@ -44,6 +45,13 @@ ROLES = {
 """The role that a tag names."""
 TAG = "kto_tag"
 """LLaMA-Factory's name of the column that says whether an answer is good."""
+STOPS = {
+    "concat": "all_once",
+    "interleave_once": "all_once",
+    "interleave_under": "first",
+    "interleave_over": "all",
+}
+"""`data.stop` by `mix_strategy`."""
 MEDIA = ("images", "videos", "audios")
 
 
@@ -63,11 +71,7 @@ def convert_datasets(conversion: Conversion) -> RowFormat:
     if rows is not None and rows.kind == "dialogue" and not formats:
         rows = RowFormat("dialogue")
     if rows is None:
-        raise conversion.refusal(
-            "dataset",
-            "the datasets have rows of different kinds, and a configuration has one list of features; convert the "
-            "file with one of them, or bring the rows into one format",
-        )
+        raise conversion.refusal("dataset", why_no_common_format(formats))
     if formats and (why := unfit_rows(stage, rows)):
         raise conversion.refusal("dataset", why)
     if not formats and stage in TRAINERS:
@@ -148,15 +152,19 @@ def convert_sources(
 
 def weighted(conversion: Conversion, found: list[FoundSource]) -> list[FoundSource]:
     """Return the sources with the probabilities of `interleave_probs`."""
+    if conversion.get("mix_strategy", "concat") == "concat":
+        conversion.drop("interleave_probs", Unneeded("it is for datasets that are interleaved"))
     written = conversion.get("interleave_probs")
     try:
         weights = [float(item) for item in names_of(written)] if written is not None else []
     except ValueError:
         return found
+    if not weights and conversion.get("mix_strategy") == "interleave_once":
+        return [replace(one, weight=1.0) for one in found]
     if len(weights) != len(found) or len(found) < 2:
         return found
     conversion.take("interleave_probs", "data.mix[].weight")
-    return [FoundSource(one.value, one.at, weight) for one, weight in zip(found, weights, strict=True)]
+    return [replace(one, weight=weight) for one, weight in zip(found, weights, strict=True)]
 
 
 def convert_mixing(conversion: Conversion, count: int) -> None:
@@ -165,12 +173,14 @@ def convert_mixing(conversion: Conversion, count: int) -> None:
         conversion.drop("mix_strategy", Unneeded("there is one dataset"))
         conversion.drop("interleave_probs", Unneeded("there is one dataset"))
         return
-    stops = {"concat": "all_once", "interleave_under": "first", "interleave_over": "all"}
     strategy = str(conversion.get("mix_strategy", "concat"))
-    if strategy in stops:
-        conversion.put("data.stop", stops[strategy])
+    if strategy in STOPS:
+        conversion.put("data.stop", STOPS[strategy])
         if "mix_strategy" in conversion.left:
             conversion.take("mix_strategy", "data.stop")
+    else:
+        known = ", ".join(STOPS)
+        conversion.miss("mix_strategy", f"{strategy} is none of {known}; write data.stop and data.mix[].weight")
 
 
 def source_of(

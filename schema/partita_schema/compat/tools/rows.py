@@ -58,6 +58,14 @@ class RowFormat:
         """What the formats of dialogues that are read together have in common."""
         return self.columns, self.chosen, self.rejected, self.label
 
+    @property
+    def columns_read(self) -> tuple[str, ...]:
+        """The columns of the texts of a row."""
+        if self.kind != "prompt":
+            alpaca = ("instruction", "output") if self.form == "alpaca" else (self.column,)
+            return tuple(name for _, name in self.columns) or alpaca
+        return tuple(name for name in (*self.inputs, self.output) if name)
+
     def ignores(self, column: str) -> bool:
         """Return whether a column is not read: only Alpaca's rows have an input and a history."""
         return column in self.ignored or (column in ("input", "history") and self.form != "alpaca")
@@ -90,6 +98,19 @@ def common_format(formats: Sequence[RowFormat]) -> RowFormat | None:
             form = first.form if all(one.form == first.form for one in formats) else "auto"
             return replace(first, column=column, form=form, ignored=tuple(dict.fromkeys(ignored)))
     return None
+
+
+def why_no_common_format(formats: Sequence[RowFormat]) -> str:
+    """Return why one configuration cannot read the rows of all datasets."""
+    kinds = list(dict.fromkeys(one.kind for one in formats))
+    columns = list(dict.fromkeys(", ".join(one.columns_read) for one in formats))
+    what, found = ("kinds", kinds) if len(kinds) > 1 else ("columns", columns) if len(columns) > 1 else ("formats", [])
+    listed = f" ({'; '.join(found) if what == 'columns' else ', '.join(found)})" if found else ""
+    fix = "rename the columns of the others" if what == "columns" else "bring the rows into one format"
+    return (
+        f"the datasets have rows of different {what}{listed}, and a configuration has one list of features; convert "
+        f"the file with one of them, or {fix}"
+    )
 
 
 def text_prompt(
@@ -148,7 +169,7 @@ def answers_of(rows: RowFormat) -> dict[str, object]:
 
 
 def put_sources(conversion: Conversion, sources: Sequence[FoundSource]) -> None:
-    """Write one source, or several as a mix in which each row occurs once."""
+    """Write one source, or several as a mix in which each row occurs once, as if their rows were shuffled together."""
     if len(sources) == 1:
         conversion.put("data.source", sources[0].value, at=sources[0].at)
         return
@@ -156,6 +177,11 @@ def put_sources(conversion: Conversion, sources: Sequence[FoundSource]) -> None:
     conversion.put("data.mix", parts, at=sources[0].at)
     if all(one.weight is None for one in sources):
         conversion.put("data.stop", "all_once")
+        if is_stream(conversion):
+            conversion.note(
+                "the rows of the streams alternate until the shorter ones end; write weights of data.mix that fit "
+                "their sizes to spread them over all steps"
+            )
 
 
 def note_repeated_turns(conversion: Conversion, rows: RowFormat) -> None:

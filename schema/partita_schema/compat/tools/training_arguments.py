@@ -144,9 +144,9 @@ def convert_schedule(conversion: Conversion, *, key: str) -> None:
         for warmup in ("warmup_steps", "warmup_ratio"):
             conversion.drop(warmup, Unneeded(f"{key}: constant has no warmup"))
         conversion.default("warmup_steps", f"{section}.warmup_steps", 0)
-    options = conversion.get("lr_scheduler_kwargs")
-    if isinstance(options, dict) and set(options) == {"min_lr_rate"}:
-        conversion.move("lr_scheduler_kwargs", f"{section}.min_ratio", options["min_lr_rate"])
+    lowest = lowest_share(conversion)
+    if lowest is not None:
+        conversion.move("lr_scheduler_kwargs", f"{section}.min_ratio", lowest)
     else:
         conversion.miss("lr_scheduler_kwargs", f"write the keys of {section}")
     steps, ratio = conversion.get("warmup_steps"), conversion.get("warmup_ratio")
@@ -161,6 +161,28 @@ def convert_schedule(conversion: Conversion, *, key: str) -> None:
         conversion.drop("warmup_steps", Unneeded("warmup_ratio is set"))
     elif steps is not None:
         conversion.move("warmup_steps", f"{section}.warmup_steps", 0)
+
+
+def lowest_share(conversion: Conversion) -> float | None:
+    """Return the share of the highest learning rate at which a cosine ends; None if the options say no such."""
+    options = conversion.get("lr_scheduler_kwargs")
+    highest = conversion.get("learning_rate", conversion.value("trainer.learning_rate"))
+    if not isinstance(options, dict):
+        return None
+    if set(options) == {"min_lr_rate"}:
+        return number_of(options["min_lr_rate"])
+    lowest, rate = number_of(options.get("min_lr")), number_of(highest)
+    if set(options) != {"min_lr"} or lowest is None or not rate:
+        return None
+    return float(f"{lowest / rate:.6g}")
+
+
+def number_of(value: object) -> float | None:
+    """Return a number, also of text such as 2e-5, which YAML reads as text; None for anything else."""
+    try:
+        return float(value) if isinstance(value, str | int | float) else None
+    except ValueError:
+        return None
 
 
 def convert_decay(conversion: Conversion, *, key: str, name: str) -> None:

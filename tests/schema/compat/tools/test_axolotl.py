@@ -338,6 +338,9 @@ def test_several_datasets_become_a_mix_in_which_each_row_occurs_once(tmp_path: P
         {"type": "hub", "name": "org/b", "split": "test"},
     ]
     assert config.data.stop == "all_once"
+    streamed = "base_model: b\npretraining_dataset:\n- {path: org/a}\n- {path: org/b}\nmax_steps: 10\n"
+    alternate = "the rows of the streams alternate until the shorter ones end"
+    assert any(note.startswith(alternate) for note in converted(streamed, "axolotl", tmp_path)[1].notes)
     tested, report = converted(FILES["test datasets"], "axolotl", tmp_path)
     assert set_values(tested)["data"]["validation"] == {"type": "hub", "name": "org/a", "split": "test"}
     assert "only the first of test_datasets is used; join the others into one file" in report.notes
@@ -533,6 +536,14 @@ def test_trackers_with_a_project_are_kept_and_their_options_are_for_the_environm
                 "original.yaml:2:1: datasets: the datasets have rows of different kinds (prompt, document), and a "
                 "configuration has one list of features; convert the file with one of them, or bring the rows into one "
                 "format"
+            ),
+        ),
+        (
+            "base_model: b\ndatasets:\n- {path: a, type: completion}\n- {path: b, type: completion, field: body}\n",
+            (
+                "original.yaml:2:1: datasets: the datasets have rows of different columns (text; body), and a "
+                "configuration has one list of features; convert the file with one of them, or rename the columns of "
+                "the others"
             ),
         ),
         (f"{HEAD}learning_rate: fast\n", "original.yaml:3:16: trainer.learning_rate: "),

@@ -419,6 +419,38 @@ def test_probabilities_become_weights(folder: Path) -> None:
     assert config.data.stop == "all"
 
 
+TWO = FULL.replace("identity", "identity,alpaca_demo")
+
+
+@pytest.mark.parametrize(
+    ("keys", "stop", "weights"),
+    [
+        ("", "all_once", [None, None]),
+        ("mix_strategy: concat\n", "all_once", [None, None]),
+        ("mix_strategy: interleave_once\n", "all_once", [1.0, 1.0]),
+        ("mix_strategy: interleave_once\ninterleave_probs: 0.7,0.3\n", "all_once", [0.7, 0.3]),
+        ("mix_strategy: interleave_under\n", "first", [None, None]),
+    ],
+)
+def test_the_strategy_of_a_mix_decides_its_end_and_weights(
+    folder: Path, keys: str, stop: str, weights: list[float | None]
+) -> None:
+    config, report = converted(TWO + keys, "llama_factory", folder)
+    assert (config.data.stop, [part.weight for part in config.data.mix or ()]) == (stop, weights)
+    assert "mix_strategy" not in missing(report)
+
+
+def test_keys_of_a_mix_without_a_counterpart_are_listed(folder: Path) -> None:
+    _, report = converted(TWO + "interleave_probs: 0.7,0.3\n", "llama_factory", folder)
+    assert "interleave_probs: it is for datasets that are interleaved" in unneeded(report)
+    config, report = converted(TWO + "mix_strategy: shuffle\n", "llama_factory", folder)
+    assert missing(report)["mix_strategy"] == (
+        "shuffle is none of concat, interleave_once, interleave_under, interleave_over; write data.stop and "
+        "data.mix[].weight"
+    )
+    assert config.data.stop == "all_once"
+
+
 def test_a_dataset_that_is_not_described_is_listed_and_the_rest_is_converted(folder: Path) -> None:
     config, report = converted(FILES["undescribed"], "llama_factory", folder)
     assert config.data.source is None
@@ -610,8 +642,9 @@ def test_any_description_of_a_dataset_is_converted_or_refused(entry: dict[str, A
         (
             FULL.replace("identity", "identity,qa"),
             (
-                "original.yaml:5:1: dataset: the datasets have rows of different kinds, and a configuration has one "
-                "list of features; convert the file with one of them, or bring the rows into one format"
+                "original.yaml:5:1: dataset: the datasets have rows of different columns (instruction, output; "
+                "question, context, answer), and a configuration has one list of features; convert the file with one "
+                "of them, or rename the columns of the others"
             ),
         ),
         (FULL + "learning_rate: fast\n", "original.yaml:7:16: trainer.learning_rate: "),

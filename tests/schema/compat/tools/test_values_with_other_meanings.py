@@ -265,6 +265,25 @@ def test_only_a_cosine_of_axolotl_has_a_lowest_rate(tmp_path: Path) -> None:
         assert "cosine_min_lr_ratio" in [problem.path for problem in report.unneeded]
 
 
+@pytest.mark.parametrize(
+    ("keys", "share"),
+    [
+        ("learning_rate: 2.0e-5\nlr_scheduler_kwargs: {min_lr: 5.0e-6}\n", 0.25),
+        ("learning_rate: 3e-5\nlr_scheduler_kwargs: {min_lr: 1e-5}\n", 0.333333),
+        ("lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", 0.1),
+        ("lr_scheduler_kwargs: {min_lr: 5.0e-6}\n", None),
+        ("learning_rate: 2.0e-5\nlr_scheduler_kwargs: {min_lr: 5.0e-6, num_cycles: 1}\n", None),
+    ],
+)
+def test_a_lowest_rate_becomes_a_share_of_the_highest(tmp_path: Path, keys: str, share: float | None) -> None:
+    config, report = converted(TRL + "lr_scheduler_type: cosine_with_min_lr\n" + keys, "trl", tmp_path)
+    listed = [problem.path for problem in report.missing]
+    if share is None:
+        assert "lr_scheduler_kwargs" in listed
+    else:
+        assert (scheduler(config)["min_ratio"], "lr_scheduler_kwargs" in listed) == (share, False)
+
+
 def test_inverse_sqrt_without_warmup_is_named(tmp_path: Path) -> None:
     _, report = converted(TRL + "lr_scheduler_type: inverse_sqrt\n", "trl", tmp_path)
     assert any(note.startswith("inverse_sqrt without warmup") for note in report.notes)
