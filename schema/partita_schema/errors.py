@@ -148,6 +148,14 @@ class NothingToLearnError(DataError):
     """No dialogue of the transcripts can be used for training."""
 
 
+class NoUsableRowsError(DataError):
+    """No row of a split can be used."""
+
+
+class NoKnownLabelsError(NoUsableRowsError):
+    """No row of a split has a label of the training rows."""
+
+
 class RowError(DataError):
     """One row is invalid. The text is the reason in quarantine.jsonl."""
 

@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 import pickle
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -488,6 +489,28 @@ def test_a_split_with_unknown_labels_only_is_not_evaluated(
     assert "validation is not evaluated: none of its 1 rows has a label of the training rows" in caplog.messages
     assert result.steps == 1
     assert "validation" not in result.metrics
+
+
+def test_a_split_whose_few_rows_are_all_bad_is_not_evaluated_if_it_was_split_off(
+    colours: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [row | {"split": "training"} for row in colours.rows(40)]
+    bad = rows[0] | {"number": "one", "split": "validation"}
+    write_json_lines(tmp_path / "all.jsonl", [*rows, bad])
+    write_json_lines(tmp_path / "rows.jsonl", rows)
+    write_json_lines(tmp_path / "bad.jsonl", [bad])
+    split_off = {"source": str(tmp_path / "all.jsonl"), "split": {"type": "fixed"}, "max_bad_rows": 1}
+    named = {"source": str(tmp_path / "rows.jsonl"), "validation": str(tmp_path / "bad.jsonl"), "max_bad_rows": 1}
+    trainer = {"max_steps": 1, "evaluate_generated": False}
+
+    result = Model(colours.config(trainer=trainer, data=split_off), quiet=True).train(run=tmp_path / "run")
+
+    found = "no validation row can be used, of 1:\n  1 x column number"
+    assert any(message.startswith(f"validation is not evaluated: {found}") for message in caplog.messages)
+    assert result.steps == 1
+    assert "validation" not in result.metrics
+    with pytest.raises(DataError, match=re.escape(found)):
+        Model(colours.config(trainer=trainer, data=named), quiet=True).train(run=tmp_path / "named")
 
 
 def test_a_trainer_in_the_folder_of_the_configuration_is_found(colours: Any, tmp_path: Path) -> None:

@@ -210,3 +210,25 @@ def test_a_dataset_without_any_output_is_refused_before_training(tmp_path: Path)
 
     with pytest.raises(DataError, match="message 2 has no state"):
         Model(make_config("together"), quiet=True).train(rows, run=tmp_path / "run")
+
+
+@pytest.mark.parametrize("answers", ["together", "in_sequence"])
+def test_a_split_of_dialogues_with_unknown_labels_only_is_not_evaluated(
+    tmp_path: Path, answers: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    [unknown] = make_dialogues(1, seed=2)
+    for message in unknown["messages"]:
+        if "action" in message:
+            message["action"] = "leave"
+    write_json_lines(tmp_path / "training.jsonl", make_dialogues(16))
+    write_json_lines(tmp_path / "validation.jsonl", [unknown])
+    config = make_config(answers, trainer={"type": "finetune", "max_steps": 1, "batch_size": 8})
+    config["data"] |= {"source": str(tmp_path / "training.jsonl"), "validation": str(tmp_path / "validation.jsonl")}
+    config["trainer"] |= {"evaluate_test": False}
+
+    result = Model(config, quiet=True).train(run=tmp_path / "run")
+
+    assert "validation is not evaluated: none of its 1 rows has a label of the training rows" in caplog.messages
+    assert "validation" not in result.metrics
+    counts = json.loads((tmp_path / "run" / "ledger.json").read_text())["splits"]["validation"]
+    assert counts["rows"] == counts["left_out"] > 0

@@ -11,7 +11,7 @@ from partita.data.formatting.row_tokenizer import RowTokenizer
 from partita.data.ledger import Ledger
 from partita.data.rows import RowKeys, Rows, digest
 from partita.data.workers import EncodingWorkers
-from partita_schema.errors import DataError
+from partita_schema.errors import NoUsableRowsError
 from partita_schema.sections.data import LoaderOptions
 
 IN_THIS_PROCESS = LoaderOptions()
@@ -197,12 +197,18 @@ def save_checked(ledger: Ledger, *, split: str, used: bool) -> None:
         used: Whether any row is used.
 
     Raises:
-        DataError: There are too many bad rows, or none is used.
+        DataError: There are too many bad rows.
+        NoUsableRowsError: None is used.
     """
     ledger.check()
     ledger.save()
     if not used:
-        raise DataError(f"no {split} row can be used, of {ledger.split(split).rows:,}:\n{ledger.main_reasons()}")
+        raise NoUsableRowsError(why_none_is_used(ledger, split=split))
+
+
+def why_none_is_used(ledger: Ledger, *, split: str) -> str:
+    """Return in words why no row of a split is used."""
+    return f"no {split} row can be used, of {ledger.split(split).rows:,}:\n{ledger.main_reasons()}"
 
 
 def note_chunk(rows: Rows, start: int, encoded: EncodedChunk, ledger: Ledger, *, split: str) -> None:

@@ -18,9 +18,10 @@ from partita.data.labels import rows_with_known_labels
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.token_cache import TokenCache
-from partita.data.tokenized import TokenizedDataset
+from partita.data.tokenized import TokenizedDataset, why_none_is_used
 from partita.pipeline.build import AnyPipeline, Pipeline
 from partita_schema.config import Config
+from partita_schema.errors import NoKnownLabelsError
 from partita_schema.rows import check_rows, row_schema
 from partita_trainers.process_group import ProcessGroup
 
@@ -49,9 +50,7 @@ class EvalDataset:
         return len(self.rows) if self.expected_N is None else len(self.expected_N)
 
 
-def build_eval_dataset(
-    pipeline: Pipeline, rows: Rows, *, split: str, ledger: Ledger, known_labels: bool = False
-) -> EvalDataset:
+def build_eval_dataset(pipeline: Pipeline, rows: Rows, *, split: str, ledger: Ledger) -> EvalDataset:
     """Check and tokenize labeled rows; a dialogue becomes one row per answer.
 
     Rows whose label is unknown are left out, because no answer can equal it.
@@ -61,14 +60,14 @@ def build_eval_dataset(
         rows: Rows with answers.
         split: Name of the split in the ledger.
         ledger: Counts the rows that cannot be used.
-        known_labels: Whether rows with an unknown label have been left out already.
 
     Raises:
         DataError: A column is missing, or too many rows are invalid.
+        NoUsableRowsError: No row is left.
+        NoKnownLabelsError: No row is left, and the labels are the reason.
     """
     check_columns(rows, pipeline.config, supervised=True)
-    if not known_labels:
-        rows = rows_with_known_labels(rows, pipeline.config, pipeline.labels, ledger=ledger, split=split)
+    known = rows_with_known_labels(rows, pipeline.config, pipeline.labels, ledger=ledger, split=split)
     encode = TokenizedDataset.build if pipeline.tokens is None else pipeline.tokens.encode
     if pipeline.config.plain_text and not pipeline.config.compares_answers:
         documents = encode(rows, replace(pipeline.row_tokenizer, max_length=None), ledger=ledger, split=split)
@@ -76,8 +75,11 @@ def build_eval_dataset(
         pieces = evaluation_pieces(documents, pipeline.row_tokenizer, text_bytes=count_bytes(pipeline.config, rows))
         return EvalDataset(rows, pieces, np.searchsorted(documents.indices_N, pieces.indices_N))
     answers = build_eval_rows(
-        rows, pipeline.row_tokenizer.expander, pipeline.config, pipeline.labels, ledger=ledger, split=split
+        known, pipeline.row_tokenizer.expander, pipeline.config, pipeline.labels, ledger=ledger, split=split
     )
+    if len(rows) and not len(answers.learned):
+        ledger.save()
+        raise NoKnownLabelsError(why_none_is_used(ledger, split=split))
     encoded = encode(answers.learned, pipeline.row_tokenizer, ledger=ledger, split=split)
     usable = answers.usable(encoded.indices_N)
     number_of = np.full(len(answers.scored), -1)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from partita.data.dialogue import expanded
 from partita.data.indexed_loader import IndexedLoader
-from partita.data.labels import rows_with_known_labels
 from partita.data.ledger import Ledger
 from partita.data.rows import Rows
 from partita.data.run_data import RunData
@@ -23,6 +22,7 @@ from partita.runs.progress import READING_IS_SHOWN, ShowProgress
 from partita.training.data_plan import DataPlan
 from partita.training.plan import plan_of_loader
 from partita_schema.common.text import counted
+from partita_schema.errors import NoKnownLabelsError, NoUsableRowsError
 from partita_schema.sections.batching import separates_rows
 from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer, Trainer
 from partita_trainers.batch_size.probe import BatchSize
@@ -89,23 +89,31 @@ def build_training_datasets(
 
 
 def build_eval_datasets(pipeline: LocalPipeline, splits: Mapping[str, Rows], ledger: Ledger) -> dict[str, EvalDataset]:
-    """Check and tokenize the rows of each split to evaluate on. A split whose labels are all unknown is left out.
+    """Check and tokenize the rows of each split to evaluate on.
+
+    A split is left out if all its labels are unknown, or if it was split off the training rows and none of its few rows
+    can be used.
 
     Args:
         pipeline: The model, tokenizer and decoder of the run.
         splits: Rows by split.
         ledger: Counts the rows that cannot be used.
+
+    Raises:
+        DataError: There are too many bad rows, or no row of a source of its own can be used.
     """
     datasets = {}
     for split, rows in splits.items():
-        known = rows_with_known_labels(rows, pipeline.config, pipeline.labels, ledger=ledger, split=split)
-        if len(rows) and not len(known):
+        try:
+            datasets[split] = build_eval_dataset(pipeline, rows, split=split, ledger=ledger)
+        except NoKnownLabelsError:
             logger.warning(
                 "%s is not evaluated: none of its %d rows has a label of the training rows", split, len(rows)
             )
-            ledger.save()
-            continue
-        datasets[split] = build_eval_dataset(pipeline, known, split=split, ledger=ledger, known_labels=True)
+        except NoUsableRowsError as error:
+            if split == TRAINING or getattr(pipeline.config.data, split) is not None:
+                raise
+            logger.warning("%s is not evaluated: %s", split, error)
     return datasets
 
 
