@@ -346,12 +346,22 @@ def row_text(row: Any) -> bytes:
 
 
 def rows_of_object(value: dict[str, Any]) -> list[Any]:
+    if is_dialogue(value):
+        return [value]
     lists = [part for part in value.values() if isinstance(part, list)]
     if len(value) == 1 and lists and all(isinstance(row, dict) for row in lists[0]):
         return lists[0]
     if lists and len(lists) == len(value) and len({len(part) for part in lists}) == 1:
         return [dict(zip(value, cells, strict=True)) for cells in zip(*lists, strict=True)]
     return [value]
+
+
+def is_dialogue(value: dict[str, Any]) -> bool:
+    """Return whether an object is one dialogue, whose messages are in one of the usual columns."""
+    messages = value.get("messages", value.get("conversations"))
+    if not isinstance(messages, list):
+        return False
+    return all(isinstance(message, dict) and ("role" in message or "from" in message) for message in messages)
 
 
 JSON = FileFormat(

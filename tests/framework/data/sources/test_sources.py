@@ -192,6 +192,27 @@ def test_json_files_of_every_common_shape_are_read(text: str, tmp_path: Path) ->
     assert all_of(open_rows("a.json", folder=tmp_path)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 
 
+USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+SAID = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        ({"messages": [USER, BOT]}, [{"messages": [USER, BOT]}]),
+        ({"messages": [USER, BOT], "tools": [{"name": "a"}, {"name": "b"}]}, 1),
+        ({"conversations": SAID}, [{"conversations": SAID}]),
+        ({"messages": [[USER, BOT], [USER, BOT]]}, [{"messages": [USER, BOT]}] * 2),
+        ({"conversations": [{"messages": [USER, BOT]}] * 3}, [{"messages": [USER, BOT]}] * 3),
+        ({"mails": SAID}, SAID),
+    ],
+)
+def test_a_json_file_that_is_one_dialogue_is_one_row(value: Any, rows: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(value, indent=2))
+
+    assert all_of(open_rows("a.json", folder=tmp_path)) == ([value] if rows == 1 else rows)
+
+
 @pytest.mark.parametrize("length", [2**20 + 1, 2**20 - len('{"a": ""}'), 2**20 - len('{"a": ""}\n')])
 def test_lines_in_a_json_file_may_be_longer_than_a_read(tmp_path: Path, length: int) -> None:
     (tmp_path / "long.json").write_text(json.dumps({"a": "x" * length}) + '\n{"a": "y"}\n')
