@@ -42,13 +42,23 @@ class EpisodeTurn:
     """A better answer, if someone has written one into the transcript."""
     is_cut: bool = False
     """Whether the answer ended at the limit of new tokens."""
+    other_golds: tuple[str, ...] = ()
+    """Other expected answers, of which any is as good as `gold`."""
+
+    @property
+    def golds(self) -> tuple[str, ...]:
+        """All expected answers, the first one first; empty if none is known."""
+        return () if self.gold is None else (self.gold, *self.other_golds)
 
     @property
     def exact(self) -> bool | None:
-        """Whether the answer equals the expected one, up to surrounding whitespace; None if that is unknown."""
-        if self.gold is None or self.values is None:
-            return None if self.gold is None else self.text.strip() == self.gold.strip()
-        return self.values == self.gold or same_json(self.values, self.gold)
+        """Whether the answer equals an expected one, up to surrounding whitespace; None if none is known."""
+        if self.gold is None:
+            return None
+        values = self.values
+        if values is None:
+            return any(self.text.strip() == gold.strip() for gold in self.golds)
+        return any(values == gold or same_json(values, gold) for gold in self.golds)
 
     @property
     def whole(self) -> str:
@@ -100,6 +110,8 @@ class Episode:
     """Tokens of the turns of other agents that are models, by index of the message."""
     gold: str | None = None
     """Expected answer to the last message, if known."""
+    other_golds: tuple[str, ...] = ()
+    """Other expected answers to the last message, of which any is as good as `gold`."""
     reward: float | None = None
     """Sum of the rewards; None without rewards."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -131,7 +143,7 @@ class Episode:
             {"role": message["role"], "content": message["content"], "agent": agent} | answer_part(message)
             for message in messages
         ]
-        self.gold = gold
+        self.gold, self.other_golds = gold, ()
 
     def act_as(self, agent: str, text: str, tokens: tuple[int, ...] | None, *, answer: str | None = None) -> None:
         """Append a turn of another agent.
@@ -171,8 +183,10 @@ class Episode:
             raise ValueError(
                 "history: gold needs the right answer of each turn: info['gold'], or episode.gold in a custom world"
             )
-        self.replies.append(EpisodeTurn(len(self.messages), text, tokens, self.gold, answer, values, is_cut=is_cut))
-        self.gold = None  # it belongs to this answer; the next one needs its own
+        turn = EpisodeTurn(len(self.messages), text, tokens, self.gold, answer, values, is_cut=is_cut)
+        turn.other_golds = self.other_golds
+        self.replies.append(turn)
+        self.gold, self.other_golds = None, ()  # they belong to this answer; the next one needs its own
         message = {"role": "assistant", "content": text, "agent": AGENT, "train": True}
         self.messages.append(message | answer_part({ANSWER: answer}))
 
@@ -268,6 +282,7 @@ class Episode:
             "values": None if answer is None else answer.values,
             "tokens": None if tokens is None else list(tokens),
             "gold": None if answer is None else answer.gold,
+            "other_golds": list(answer.other_golds) if answer is not None and answer.other_golds else None,
         }
         known = {key: value for key, value in more.items() if value is not None}
         said = {key: message[key] for key in ("role", "content", "agent")}
@@ -322,6 +337,7 @@ def from_line(line: Mapping[str, Any]) -> Episode:
             gold, answer, values = message.get("gold"), message.get(ANSWER), message.get("values")
             turn = EpisodeTurn(index, message["content"], tuple(tokens), gold, answer, values, correction)
             turn.is_cut = index in line.get("cut", ())
+            turn.other_golds = tuple(message.get("other_golds", ()))
             episode.replies.append(turn)
         elif correction is not None:
             raise ValueError(f"message {index} has a correction, but is no answer of the main agent")

@@ -6,6 +6,7 @@ else the column `answer` of the task. It is also the target of the verdict.
 
 import json
 import re
+from typing import Any
 
 from partita.data.episode import Episode, same_values
 from partita.simulation.contract import Verdict
@@ -23,7 +24,8 @@ class Exact:
     def check(self, episode: Episode) -> Verdict:
         """Check the last answer. Raises ValueError if the right answer is unknown."""
         answer, target = last_answer(episode, column=self.column), expected_answer(episode, column=self.column)
-        fits = self.fits(self.normalize(answer), self.normalize(target))
+        others = other_answers(episode, column=self.column)
+        fits = any(self.fits(self.normalize(answer), self.normalize(right)) for right in (target, *others))
         return Verdict(fits, feedback=self.feedback, target=target)
 
     def normalize(self, text: str) -> str:
@@ -68,16 +70,27 @@ class JsonEqual:
         """Check the last answer. Raises ValueError if the right answer is unknown or not JSON."""
         answer = last_answer(episode, column=self.column)
         target = expected_answer(episode, column=self.column, as_json=True)
-        try:
-            wanted = parse_json(target)
-        except ValueError:
-            raise ValueError(f"the right answer {shortened(target)} is not JSON") from None
+        others = other_answers(episode, column=self.column)
+        wanted = [parse_right_answer(right) for right in (target, *others)]
         try:
             value, is_json = parse_json(answer), True
         except ValueError:
             value, is_json = None, False
-        fits = is_json and same_values(value, wanted)
+        fits = is_json and any(same_values(value, right) for right in wanted)
         return Verdict(fits, feedback=self.feedback, target=target, metrics={"is_json": float(is_json)})
+
+
+def parse_right_answer(text: str) -> Any:
+    """Return the value of a right answer. Raises ValueError if it is not JSON."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        raise ValueError(f"the right answer {shortened(text)} is not JSON") from None
+
+
+def other_answers(episode: Episode, *, column: str | None) -> tuple[str, ...]:
+    """Return further right last answers, if the world knows any and no column of the task holds the right one."""
+    return episode.replies[-1].other_golds if column is None else ()
 
 
 def last_answer(episode: Episode, *, column: str | None = None) -> str:

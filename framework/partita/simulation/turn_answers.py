@@ -80,8 +80,8 @@ class TurnAnswers:
         for episode in episodes:
             for turn in episode.replies if episode.status != "failed" else ():
                 if turn.gold is not None and turn.answer is not None:
-                    truth = self.outputs.values_of(turn.gold, where="gold")
-                    scorer.add(truth, self.decoder.decode(turn.answer), answered=True)
+                    truth, *more = (self.outputs.values_of(gold, where="gold") for gold in turn.golds)
+                    scorer.add(truth, self.decoder.decode(turn.answer), answered=True, more_truths=more)
         # Transcripts hold no scores of labels, so the metrics of these are NaN.
         return {name: value for name, value in scorer.scores().flat.items() if not math.isnan(value)}
 

@@ -173,6 +173,7 @@ class ReplayWorld:
                 return
             # With gold history, the model's next prompts show this answer in place of its own.
             episode.gold = message["content"]
+            episode.other_golds = tuple(message.get("labels", ())[1:])
             yield RequestTurn()
         episode.end("done")
 

@@ -24,8 +24,8 @@ SPEAKERS = {"system": "assistant", "user1": "user", "user2": "assistant"}
 
 POSITION_KEYS = ("turn_id", "index")
 """Keys of task-oriented datasets with the position of a message in its dialogue."""
-TRANSCRIPT_KEYS = ("agent", "tokens", "gold")
-"""Extra message keys of simulation transcripts: the agent, its token ids, and the correct answer."""
+TRANSCRIPT_KEYS = ("agent", "tokens", "gold", "other_golds")
+"""Extra message keys of simulation transcripts: the agent, its token ids, and the correct answers."""
 CALL_KEYS = ("tool_calls", "function_call")
 """Keys of an assistant message with its tool calls."""
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

@@ -40,6 +40,26 @@ def test_answers_are_compared_with_the_correct_one(checker: Any, answer: str, ri
         assert verdict.target == right
 
 
+@pytest.mark.parametrize(
+    ("checker", "answer", "ok"),
+    [
+        (Exact(), "4", True),
+        (Exact(), "five", False),
+        (Contains(), "it is 4.", True),
+        (JsonEqual(), "4.0", True),
+        (JsonEqual(), "5", False),
+        (Exact(column="sum"), "4", False),
+    ],
+)
+def test_any_of_several_right_answers_of_the_world_is_right(checker: Any, answer: str, ok: bool) -> None:
+    asked = Episode("a", "a", {"sum": "9"}, 1)
+    asked.observe([{"role": "user", "content": "what?"}])
+    asked.gold, asked.other_golds = '"four"', ("4",)
+    asked.act(answer, ())
+
+    assert checker.check(asked).ok == ok
+
+
 def test_a_configured_column_takes_precedence_over_gold_and_gold_over_the_column_answer() -> None:
     asked = dialogue("four", gold="four", answer="five", sum="six")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from partita import ConfigError, DataError, Model, ModelError, PartitaError, ResumeError
-from partita.data.episode import Episode
+from partita.data.episode import Episode, from_line
 from partita.lm.decoding.row import NOT_NUMBERS
 from partita.lm.huggingface import HuggingFaceModel
 from partita.simulation.report import SimulationReport, outcomes_of
@@ -374,6 +374,31 @@ def test_replayed_dialogues_show_correct_answers_or_those_of_the_model(folder: P
     assert {line["status"] for line in gold} == {"truncated"}
     assert set(report.histories["gold"].by_turn) == {1, 2}
     assert report.histories["gold"].by_turn[1] == report.histories["predicted"].by_turn[1]
+
+
+def test_any_of_several_right_answers_of_a_replayed_dialogue_is_right(folder: Path, tmp_path: Path) -> None:
+    world = {"world": {"type": "replay"}, "tasks": {"source": str(tmp_path / "rows.jsonl")}, "history": ["gold"]}
+    rows = read_json_lines(folder / "rows.jsonl")[:8]
+    write_json_lines(tmp_path / "rows.jsonl", rows)
+    simulated(folder, tmp_path / "one", **world)
+    first = transcripts(tmp_path / "one", "gold")
+    for row, line in list(zip(rows, first, strict=True))[:4]:
+        for message, said in zip(row["messages"], line["messages"], strict=True):
+            if message["role"] == "assistant":
+                message["labels"] = [message["content"], "other", said["content"]]
+    write_json_lines(tmp_path / "rows.jsonl", rows)
+
+    report = simulated(folder, tmp_path / "several", **world)
+
+    second = transcripts(tmp_path / "several", "gold")
+    assert [[message["content"] for message in line["messages"]] for line in first] == [
+        [message["content"] for message in line["messages"]] for line in second
+    ], "the first answer is shown"
+    assert all(one["other_golds"][0] == "other" for line in second[:4] for one in line["messages"] if "gold" in one)
+    assert not any("other_golds" in message for line in second[4:] for message in line["messages"])
+    assert [from_line(line).succeeded for line in second] == [True] * 4 + [False] * 4
+    assert report.histories["gold"].means["exact_turns"].mean == 0.5
+    assert report.histories["gold"].means["success"].mean == 0.5
 
 
 def test_a_checker_can_continue_a_dialogue_with_feedback(folder: Path, tmp_path: Path) -> None:

@@ -165,6 +165,27 @@ def test_the_report_scores_each_output_against_the_right_answers(replayed: tuple
         assert 0 < numbers["action.accuracy"] < 1
 
 
+def test_any_of_several_right_replies_of_a_replayed_dialogue_is_right(folder: Path, tmp_path: Path) -> None:
+    rows = read_json_lines(folder / "rows.jsonl")
+    world = REPLAY | {"tasks": {"source": str(tmp_path / "rows.jsonl")}, "history": ["gold"]}
+    write_json_lines(tmp_path / "rows.jsonl", rows)
+    before = simulated(folder, tmp_path / "one", **world).flat()["gold"]
+    for row, line in zip(rows, read_json_lines(tmp_path / "one" / "gold.jsonl"), strict=True):
+        for message, said in zip(row["messages"], line["messages"], strict=True):
+            if message["role"] == "assistant":
+                message["labels"] = [message["content"], json.loads(said["values"])["reply"] or "-"]
+    write_json_lines(tmp_path / "rows.jsonl", rows)
+
+    after = simulated(folder, tmp_path / "several", **world).flat()["gold"]
+
+    said = [json.loads(message["values"])["reply"] for message in said_by_model(tmp_path / "several", "gold")]
+    assert before["reply.exact_match"] == 0
+    assert after["reply.exact_match"] == sum(map(bool, said)) / len(said) > 0
+    assert after["action.accuracy"] == before["action.accuracy"]
+    golds = [json.loads(message["other_golds"][0]) for message in said_by_model(tmp_path / "several", "gold")]
+    assert [gold["reply"] for gold in golds] == [text or "-" for text in said]
+
+
 def test_a_right_answer_of_an_environment_may_be_a_dictionary(folder: Path, tmp_path: Path) -> None:
     gold = {"state": {"n": 1}, "action": "ask", "reply": "hi"}
     report = simulated(folder, tmp_path, **environment(gold=gold), history=["gold"])

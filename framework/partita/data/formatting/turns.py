@@ -81,12 +81,12 @@ class TurnWriter:
 
     def with_right_answers(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages with the values of a turn as one text in `content`, and as the model writes them."""
-        return [
-            {**message, "content": self.together(message["values"]), ANSWER: self.answer(message["values"])}
-            if "values" in message
-            else message
-            for message in messages
-        ]
+        return [self._with_right_answer(message) if "values" in message else message for message in messages]
+
+    def _with_right_answer(self, message: Message) -> Message:
+        texts = {"content": self.together(message["values"]), ANSWER: self.answer(message["values"])}
+        several = {"labels": list(map(self.together, message["labels"]))} if "labels" in message else {}
+        return {**message, **texts, **several}
 
     def turn(self, values: Values, *, until: str | None = None) -> tuple[list[Message], str]:
         """Return the messages of a turn before an answer in the loss, and this answer.
