@@ -88,6 +88,19 @@ class Ticket:
         self.engine.drop_cancelled()
 
 
+def note_unused_settings(generation: GenerationOptions) -> None:
+    """Log which settings of the file apply to rows, but not to chats and completions."""
+    settings = {
+        "decoder.constrain": generation.is_constrained,
+        "decoder.scoring": generation.scores_labels,
+        "generation.num_beams": generation.beams > 1,
+    }
+    unused = [name for name, is_set in settings.items() if is_set]
+    if unused:
+        hint = "; write response_format in a request" if generation.is_constrained else ""
+        logger.info("chats and completions do not use %s%s", " and ".join(unused), hint)
+
+
 class ServingEngine:
     """Answers requests with the model of a pipeline; a context manager that starts and stops its thread."""
 
@@ -138,6 +151,7 @@ class ServingEngine:
                 "generation.kv_cache: paged is not used: requests have their own settings, and a paged KV cache has "
                 "one set of settings for all rows"
             )
+        note_unused_settings(pipeline.generation)
         options = replace(pipeline.generation.unconstrained, kv_cache="slots")
         self.why_batches = self.lm.why_no_slots(options, tokens=context_tokens)
         """Why requests are answered in batches; None with continuous batching."""

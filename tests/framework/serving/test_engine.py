@@ -450,6 +450,43 @@ def test_a_server_says_that_its_cache_is_not_paged(tmp_path: Any, caplog: pytest
 
 
 @pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {
+                "output_features": [
+                    {
+                        "name": "answer",
+                        "type": "json",
+                        "decoder": {"constrain": True, "json_schema": {"type": "object"}},
+                    }
+                ],
+            },
+            "chats and completions do not use decoder.constrain; write response_format in a request",
+        ),
+        (
+            {
+                "output_features": [
+                    {"name": "answer", "type": "category", "decoder": {"labels": ["b", "c"], "scoring": True}}
+                ],
+            },
+            "chats and completions do not use decoder.scoring",
+        ),
+        ({"generation": {"num_beams": 2}}, "chats and completions do not use generation.num_beams"),
+        ({}, None),
+    ],
+)
+def test_a_server_says_which_settings_apply_to_rows_only(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, sections: dict[str, Any], message: str | None
+) -> None:
+    caplog.set_level("INFO", logger="partita")
+    with open_engine(make_model(tmp_path, **sections), context=50, batch_size=2):
+        pass
+    said = [one for one in caplog.messages if one.startswith("chats and completions")]
+    assert said == ([message] if message else [])
+
+
+@pytest.mark.parametrize(
     ("limit", "wanted", "tokens"),
     [(None, None, 8192), (100, None, 100), (9000, None, 8192), (100, 50, 50), (None, 9, 9)],
 )
