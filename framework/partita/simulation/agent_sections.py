@@ -45,7 +45,7 @@ def build_conversation(section: Simulation) -> AgentConversation:
     """Build the world of a user simulation or of self-play."""
     world = section.world
     assert isinstance(world, UserSimWorldConfig | SelfPlayWorldConfig)
-    (other,) = other_agents(section)
+    [(other, speaks)] = other_agents(section).items()
     return AgentConversation(
         other,
         max_turns=section.max_turns,
@@ -54,6 +54,7 @@ def build_conversation(section: Simulation) -> AgentConversation:
         first=world.first,
         first_by_agent=isinstance(world, UserSimWorldConfig),
         instruction=section.agents.agent.prompt,
+        shows_system=isinstance(speaks, GoldAgentConfig),
     )
 
 

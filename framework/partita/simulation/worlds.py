@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Protocol
 
 from partita.data.episode import AGENT, Episode
@@ -344,12 +345,17 @@ class AgentConversation:
     """Whether the first message is the main agent's instead of the other agent's."""
     instruction: str | None = None
     """System prompt of the main agent, with `{column}` for values of the task."""
+    shows_system: bool = False
+    """Whether the main agent sees the system message of the task's dialogue, if it has no system prompt here."""
 
     def run(self, episode: Episode) -> Play:
         """Run an episode: system prompt, first message, then alternating turns."""
         if self.instruction is not None:
             message = {"role": "system", "content": fill_template(self.instruction, episode.task)}
             episode.observe([message], agent="system")
+        elif self.shows_system:
+            first = takewhile(lambda message: message["role"] == "system", episode.task["messages"])
+            episode.observe(first, agent="system")
         if self.first is not None:
             self.begin(episode, fill_template(self.first, episode.task))
         if self.first is None or self.first_by_agent:

@@ -76,7 +76,7 @@ class GoldAgentConfig(ConfigModel):
     """This agent's turns in a dialogue of the dataset."""
 
     type: Literal["gold"]
-    """The turns of the task's dialogue; after the last one the episode ends."""
+    """The turns of the task's dialogue; after the last one the episode ends. The main agent sees its system message."""
 
 
 class EnvironmentAgentConfig(ConfigModel):

@@ -16,7 +16,7 @@ from partita.simulation.turns import TurnEncoder
 from partita_schema.common.checksums import KEY as CHECKSUM
 from partita_trainers.checkpoints.file_sums import FILE
 
-from ...json_lines import read_json_lines
+from ...json_lines import read_json_lines, write_json_lines
 from ...properties import ends
 from .talks import USER, fill, settings, simulated, transcripts
 
@@ -242,6 +242,28 @@ def test_lines_and_turns_of_a_dataset_are_used_in_order(folder: Path, tmp_path: 
         said = [message["content"] for message in gold["messages"] if message["agent"] == "user"]
         assert said == [message["content"] for message in row["messages"][::2]]
         assert (line["status"], gold["status"]) == ("done", "done")
+
+
+def test_the_system_message_of_a_dialogue_is_shown_with_its_user_turns(folder: Path, tmp_path: Path) -> None:
+    system = {"role": "system", "content": "be short"}
+    rows = [{**row, "messages": [system, *row["messages"]]} for row in read_json_lines(folder / "rows.jsonl")[:3]]
+    write_json_lines(folder / "briefed.jsonl", rows)
+    keys: dict[str, Any] = {"tasks": {"source": "briefed.jsonl"}, "world": {"type": "user_sim", "done": "#"}}
+
+    simulated(folder, tmp_path / "shown", agents={"user": "gold"}, **keys)
+    simulated(
+        folder, tmp_path / "own", agents={"user": "gold", "agent": {"type": "model", "prompt": "be long"}}, **keys
+    )
+    scripted = {"type": "scripted", "lines": ["hello"]}
+    simulated(folder, tmp_path / "scripted", agents={"user": scripted}, **keys)
+
+    firsts = {name: [line["messages"][0] for line in transcripts(tmp_path / name)] for name in ("shown", "own")}
+    assert firsts["shown"] == [{"role": "system", "content": "be short", "agent": "system"}] * 3
+    assert firsts["own"] == [{"role": "system", "content": "be long", "agent": "system"}] * 3
+    for row, line in zip(rows, transcripts(tmp_path / "shown"), strict=True):
+        said = [message["content"] for message in line["messages"] if message["agent"] == "user"]
+        assert said == [message["content"] for message in row["messages"] if message["role"] == "user"]
+    assert all(line["messages"][0]["role"] == "user" for line in transcripts(tmp_path / "scripted"))
 
 
 @pytest.mark.long
