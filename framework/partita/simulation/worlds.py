@@ -286,7 +286,9 @@ class CheckedWorld:
         while not verdict.ok and verdict.feedback and episode.rounds < self.rounds and episode.status == "done":
             episode.status = None
             episode.rounds += 1
-            episode.observe(messages_of(verdict.feedback, "check"), agent="checker", gold=self.gold(verdict, episode))
+            gold, known = self.gold(verdict, episode), episode.replies[-1].golds if episode.replies else ()
+            episode.observe(messages_of(verdict.feedback, "check"), agent="checker", gold=gold)
+            episode.other_golds = known[1:] if gold in known[:1] else ()
             yield RequestTurn()
             episode.end("done")
             verdict = self.judge(episode)

@@ -401,6 +401,20 @@ def test_any_of_several_right_answers_of_a_replayed_dialogue_is_right(folder: Pa
     assert report.histories["gold"].means["success"].mean == 0.5
 
 
+def test_a_rejected_answer_keeps_its_right_answers_for_the_next_one(folder: Path, tmp_path: Path) -> None:
+    [row, *_] = read_json_lines(folder / "rows.jsonl")
+    row["messages"][-1]["labels"] = [row["messages"][-1]["content"], "other"]
+    write_json_lines(tmp_path / "rows.jsonl", [row])
+    checker = {"type": "exact", "rounds": 1, "options": {"feedback": "no"}}
+    tasks = {"source": str(tmp_path / "rows.jsonl")}
+    simulated(folder, tmp_path / "run", checker=checker, world={"type": "replay"}, tasks=tasks)
+
+    [line] = transcripts(tmp_path / "run")
+    rejected, _, again = line["messages"][-3:]
+    assert rejected["gold"] == again["gold"] == row["messages"][-1]["content"]
+    assert rejected["other_golds"] == again["other_golds"] == ["other"]
+
+
 def test_a_checker_can_continue_a_dialogue_with_feedback(folder: Path, tmp_path: Path) -> None:
     checker = {"type": "worlds_of_tests:Short", "rounds": 2}
     report = simulated(folder, tmp_path, checker=checker)
