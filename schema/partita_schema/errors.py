@@ -23,6 +23,7 @@ class PartitaError(Exception):
           ConfigError            the configuration is invalid: all its problems at once
           DataError              rows are invalid, or cannot be read
             NothingToLearnError  transcripts contain no dialogue to train on
+            NoUsableRowsError    no row of a split can be used
             RowError             one row is invalid: the reason in quarantine.jsonl
               RewrittenError     the chat template changes earlier turns of a row
           ModelError             the model cannot be loaded, or does not fit the configuration
@@ -151,9 +152,10 @@ class NothingToLearnError(DataError):
 class NoUsableRowsError(DataError):
     """No row of a split can be used."""
 
-
-class NoKnownLabelsError(NoUsableRowsError):
-    """No row of a split has a label of the training rows."""
+    def __init__(self, message: str, *, unknown_labels: bool = False) -> None:
+        """Create the error; `unknown_labels` says that no row has a label of the training rows."""
+        super().__init__(message)
+        self.unknown_labels = unknown_labels
 
 
 class RowError(DataError):

@@ -21,7 +21,7 @@ from partita.data.token_cache import TokenCache
 from partita.data.tokenized import TokenizedDataset, why_none_is_used
 from partita.pipeline.build import AnyPipeline, Pipeline
 from partita_schema.config import Config
-from partita_schema.errors import NoKnownLabelsError
+from partita_schema.errors import NoUsableRowsError
 from partita_schema.rows import check_rows, row_schema
 from partita_trainers.process_group import ProcessGroup
 
@@ -64,7 +64,6 @@ def build_eval_dataset(pipeline: Pipeline, rows: Rows, *, split: str, ledger: Le
     Raises:
         DataError: A column is missing, or too many rows are invalid.
         NoUsableRowsError: No row is left.
-        NoKnownLabelsError: No row is left, and the labels are the reason.
     """
     check_columns(rows, pipeline.config, supervised=True)
     known = rows_with_known_labels(rows, pipeline.config, pipeline.labels, ledger=ledger, split=split)
@@ -79,7 +78,7 @@ def build_eval_dataset(pipeline: Pipeline, rows: Rows, *, split: str, ledger: Le
     )
     if len(rows) and not len(answers.learned):
         ledger.save()
-        raise NoKnownLabelsError(why_none_is_used(ledger, split=split))
+        raise NoUsableRowsError(why_none_is_used(ledger, split=split), unknown_labels=True)
     encoded = encode(answers.learned, pipeline.row_tokenizer, ledger=ledger, split=split)
     usable = answers.usable(encoded.indices_N)
     number_of = np.full(len(answers.scored), -1)

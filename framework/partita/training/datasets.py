@@ -22,7 +22,7 @@ from partita.runs.progress import READING_IS_SHOWN, ShowProgress
 from partita.training.data_plan import DataPlan
 from partita.training.plan import plan_of_loader
 from partita_schema.common.text import counted
-from partita_schema.errors import NoKnownLabelsError, NoUsableRowsError
+from partita_schema.errors import NoUsableRowsError
 from partita_schema.sections.batching import separates_rows
 from partita_schema.sections.trainer import FinetuneTrainer, NoTrainer, Trainer
 from partita_trainers.batch_size.probe import BatchSize
@@ -106,14 +106,13 @@ def build_eval_datasets(pipeline: LocalPipeline, splits: Mapping[str, Rows], led
     for split, rows in splits.items():
         try:
             datasets[split] = build_eval_dataset(pipeline, rows, split=split, ledger=ledger)
-        except NoKnownLabelsError:
-            logger.warning(
-                "%s is not evaluated: none of its %d rows has a label of the training rows", split, len(rows)
-            )
         except NoUsableRowsError as error:
-            if split == TRAINING or getattr(pipeline.config.data, split) is not None:
+            reason = str(error)
+            if error.unknown_labels:
+                reason = f"none of its {len(rows)} rows has a label of the training rows"
+            elif split == TRAINING or getattr(pipeline.config.data, split) is not None:
                 raise
-            logger.warning("%s is not evaluated: %s", split, error)
+            logger.warning("%s is not evaluated: %s", split, reason)
     return datasets
 
 
