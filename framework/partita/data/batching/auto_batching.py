@@ -46,7 +46,7 @@ def choose_batching(lengths: np.ndarray, *, batch_size: int, more_rows: bool = F
     """
     fixed = FixedBatching(type="fixed")
     unsorted = expected_padding(lengths, build_policy(fixed, batch_size=batch_size))
-    random_order = f"in batches of {batch_size:,}, random order would be {percent(unsorted)} padding"
+    random_order = f"batches of {batch_size:,} in random order would have {percent(unsorted)} padding"
     if unsorted <= LITTLE_PADDING:
         return fixed, f"batching fixed: rows have {span(lengths)}, and {random_order}"
     window = BucketBatching(type="bucket").window
@@ -54,10 +54,10 @@ def choose_batching(lengths: np.ndarray, *, batch_size: int, more_rows: bool = F
     noise = MORE_NOISE if windows < FEW_WINDOWS else LESS_NOISE if windows < SOME_WINDOWS else 0.0
     bucket = BucketBatching(type="bucket", noise=noise)
     ordered = expected_padding(lengths, build_policy(bucket, batch_size=batch_size))
-    why = f", with noise {noise:g} since {len(lengths):,} rows are few for windows of {window:,}" if noise else ""
+    why = f" (with noise {noise:g}, since {len(lengths):,} rows are few for windows of {window:,})" if noise else ""
     return (
         bucket,
-        f"batching bucket: rows have {span(lengths)}; {random_order}, rows of like length are {percent(ordered)}{why}",
+        f"batching bucket: rows have {span(lengths)}; {random_order}, those of similar length {percent(ordered)}{why}",
     )
 
 

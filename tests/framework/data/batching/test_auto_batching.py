@@ -16,7 +16,7 @@ def test_rows_of_equal_length_are_not_sorted() -> None:
     batching, reason = choose_batching(np.full(300, 64), batch_size=16)
 
     assert batching == FixedBatching(type="fixed")
-    assert reason == ("batching fixed: rows have 64 tokens, and in batches of 16, random order would be 0.0 % padding")
+    assert reason == "batching fixed: rows have 64 tokens, and batches of 16 in random order would have 0.0 % padding"
     assert choose_batching(skewed(300), batch_size=1)[0].type == "fixed", "one row has no padding"
 
 
@@ -33,8 +33,8 @@ def test_the_reason_contains_the_numbers() -> None:
     lengths = np.array([10] * 500 + [100] * 500)
 
     assert choose_batching(lengths, batch_size=16)[1] == (
-        "batching bucket: rows have 10 to 100 tokens, half of them up to 55; in batches of 16, random order would be "
-        "45.0 % padding, rows of like length are 0.7 %, with noise 0.1 since 1,000 rows are few for windows of 2,048"
+        "batching bucket: rows have 10 to 100 tokens, half of them up to 55; batches of 16 in random order would have "
+        "45.0 % padding, those of similar length 0.7 % (with noise 0.1, since 1,000 rows are few for windows of 2,048)"
     )
 
 
