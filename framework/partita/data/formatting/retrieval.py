@@ -75,9 +75,11 @@ class Pool:
         A row that has another key here, because it was read from another source, is recognized by its values.
         """
         own = self._index(key)
-        if own is not None and any(self._is_same(found, row) for _, found in self.clean([own])):
-            return [example for _, example in self.clean([index for index in indices if index != own])]
-        return [example for _, example in self.clean(indices) if not self._is_same(example, row)]
+        read = [*indices] if own is None or own in indices else [own, *indices]
+        found = dict(self.clean(read))
+        if own is not None and own in found and self._is_same(found[own], row):
+            return [example for index, example in found.items() if index != own]
+        return [found[index] for index in indices if index in found and not self._is_same(found[index], row)]
 
     def _index(self, key: str) -> int | None:
         """Return the index of the row with a key, if there is one."""
